@@ -7,8 +7,8 @@
 //! ```
 //!
 //! *WORK* is `hit` (a malloc of 4 KiB and its free), `mixed` (10 000 steps over 1 000 live blocks
-//! of 512 B to 32 MiB; each step replaces one block), or the name of a trace (one replay; only the
-//! first replay starts with an empty cache).
+//! of 512 B to 32 MiB; each step replaces one block), or the name of a trace (one replay of the
+//! trace; only the first replay starts with an empty cache).
 //! *POLICY* is a string for `AllocatorConfig::parse`. For a trace, the program prints the number of
 //! its operations.
 #![allow(dead_code, unreachable_pub)] // modules that are shared with the examples

@@ -31,13 +31,22 @@ impl<H: Clone> DeviceHandles<H> {
         if let Some((_, handle)) = handles.iter().find(|(of, _)| *of == device) {
             return Ok(handle.clone());
         }
-        // Libraries use the current context. This driver call makes the device's context current,
-        // and permits allocations during a capture.
-        let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
-        let created = create();
-        let restored = driver.exchange_capture_mode(device, mode);
+        let (created, restored) = in_context(driver, device, create)?;
         let handle = created?;
         handles.push((device, handle.clone()));
-        restored.map(|_| handle)
+        restored.map(|()| handle)
     }
+}
+
+/// Calls `f`, code of a library, with the device's context current and with allocations permitted during a capture. Also
+/// returns the result of the driver call that restores the thread's capture mode.
+pub(crate) fn in_context<R>(
+    driver: &dyn Driver,
+    device: usize,
+    f: impl FnOnce() -> R,
+) -> Result<(R, Result<()>)> {
+    // This driver call makes the device's context current.
+    let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
+    let answer = f();
+    Ok((answer, driver.exchange_capture_mode(device, mode).map(drop)))
 }

@@ -7,8 +7,8 @@ use std::thread;
 use crate::CaughtPanic;
 
 /// Values that a thread has yet to drop, for a thread-local. A type whose values may own one another in a chain of any
-/// length moves what it owns to the list in its `Drop`. The outermost drop of the thread then drops the listed values
-/// one at a time.
+/// length has a `Drop` that moves the values it owns to the list. The outermost drop of the thread then drops the listed
+/// values one at a time.
 ///
 /// The list has no destructor, so destructors of other thread-locals can still use it while the thread ends.
 #[derive(Debug)]

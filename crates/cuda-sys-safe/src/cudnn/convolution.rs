@@ -10,7 +10,8 @@ use cudarc::cudnn::sys::{
 
 use super::descriptor::Descriptor;
 use super::{CudnnHandle, RawHandle};
-use crate::{CaptureMode, DevicePtr, Driver, DriverError, Result, StreamHandle};
+use crate::device_handles::in_context;
+use crate::{DevicePtr, Driver, DriverError, Result, StreamHandle};
 
 /// The element type of a convolution's operands and result. Halves and `f32` are summed in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,10 +141,9 @@ impl CudnnHandle {
     ) -> Result<Vec<ConvolutionPlan>> {
         // Heuristics and engines use the handle and the current context.
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        let mode = driver.exchange_capture_mode(self.device, CaptureMode::Relaxed)?;
-        let plans = self.plans(&raw, convolution, most);
-        driver.exchange_capture_mode(self.device, mode)?;
-        plans
+        let (plans, restored) =
+            in_context(driver, self.device, || self.plans(&raw, convolution, most))?;
+        restored.and(plans)
     }
 
     fn plans(

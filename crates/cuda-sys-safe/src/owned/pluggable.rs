@@ -10,8 +10,9 @@ use libloading::Library;
 
 use super::ForeignMemory;
 use super::refused::{ReleaseKind, release, retry};
+use crate::device_handles::in_context;
 use crate::dylib::complaint;
-use crate::{CaptureMode, CudaCode, DevicePtr, Driver, DriverError, Result, system};
+use crate::{CudaCode, DevicePtr, Driver, DriverError, Result, system};
 
 type AllocFn = unsafe extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type FreeFn = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
@@ -26,8 +27,8 @@ type FreeFn = unsafe extern "C" fn(*mut c_void, isize, c_int, *mut c_void);
 ///
 /// Sizes are in bytes. Both functions are called with the device's context current, and with the
 /// default stream (null), because any stream may use the memory. `my_alloc` returns null if there
-/// is no memory. `my_free` is called after the device has done its work. Clones share the library,
-/// which stays loaded until the process ends.
+/// is no memory. `my_free` is called after the device has done its work. Clones share the library.
+/// The library stays loaded until the process ends.
 ///
 /// ```no_run
 /// use warpline_cuda_sys_safe::owned::CudaPluggableAllocator;
@@ -113,12 +114,10 @@ impl CudaPluggableAllocator {
             return Err(out_of_memory());
         };
         retry(driver, ReleaseKind::LibraryMemory);
-        // This driver call makes the device's context current, and permits allocations during a
-        // capture.
-        let mode = driver.exchange_capture_mode(device, CaptureMode::Relaxed)?;
-        // SAFETY: the caller of `load` guarantees the signature, and that any thread may call.
-        let ptr = unsafe { (self.alloc)(size, index, ptr::null_mut()) };
-        let restored = driver.exchange_capture_mode(device, mode);
+        let (ptr, restored) = in_context(&**driver, device, || {
+            // SAFETY: the caller of `load` guarantees the signature, and that any thread may call.
+            unsafe { (self.alloc)(size, index, ptr::null_mut()) }
+        })?;
         if ptr.is_null() {
             return Err(out_of_memory());
         }
@@ -126,7 +125,7 @@ impl CudaPluggableAllocator {
         let owner = LibraryMemory { driver: Arc::clone(driver), ptr, size, device: index, free };
         restored?;
         // SAFETY: the caller of `load` guarantees that the library returns memory of this driver,
-        // which nothing else uses until `owner` frees it.
+        // and that nothing else uses this memory until `owner` frees it.
         Ok(unsafe {
             let at = DevicePtr::from_raw(ptr as usize as u64);
             ForeignMemory::new(driver, device, at, bytes, owner)

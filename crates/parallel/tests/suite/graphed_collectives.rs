@@ -4,7 +4,7 @@
 use warpline::autograd::{Context, Function, Gradients, ToSave};
 use warpline::cuda::{self, Callable, GraphedCallable};
 use warpline::functional::mse_loss;
-use warpline::{Device, Result, Tensor};
+use warpline::{Result, Tensor};
 use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
 use warpline_nn::{Forward, Module, Parameter};
 use warpline_parallel::distributed::{DistributedDataParallel, ProcessGroup};
@@ -44,51 +44,7 @@ fn layers(group: &ProcessGroup, [w1, w2]: [&Tensor; 2], x: &Tensor) -> Result<Te
     hidden.sub(&mean.div(group.world_size() as f64)?)?.matmul(w2)
 }
 
-fn weights(device: Device) -> Result<[Tensor; 2]> {
-    Ok([
-        waves(&[5, 7], 1, device)?.requires_grad_(true)?,
-        waves(&[7, 2], 2, device)?.requires_grad_(true)?,
-    ])
-}
-
-fn graphed(group: &ProcessGroup, weights: [&Tensor; 2], samples: usize) -> Result<GraphedCallable> {
-    let sample = waves(&[samples, 5], 3, group.device())?;
-    let callable = Callable::new(|x| Ok(vec![layers(group, weights, &x[0])?]), &[&sample]);
-    let [graphed] = cuda::make_graphed_callables([callable], ())?;
-    Ok(graphed)
-}
-
-/// Both passes of a graphed callable hold collectives. Its steps equal eager steps.
-fn alone(ranks: &Ranks) {
-    let all = ranks.run(|group| {
-        let (device, part) = (group.device(), (group.rank(), group.world_size()));
-        cuda::set_device(device)?;
-        let mut results = Vec::new();
-        for captures in [false, true] {
-            let [w1, w2] = weights(device)?;
-            let samples = batch(0, part, device)?.0.size()[0];
-            let graphed = if captures { Some(graphed(&group, [&w1, &w2], samples)?) } else { None };
-            let mut optimizer = SGD::new(vec![w1.clone(), w2.clone()], SGDOptions::new().lr(0.2))?;
-            for step in 0..STEPS {
-                let (x, y) = batch(step, part, device)?;
-                let out = match &graphed {
-                    Some(graphed) => graphed.call(&[&x])?.remove(0),
-                    None => layers(&group, [&w1, &w2], &x)?,
-                };
-                optimizer.zero_grad()?;
-                mse_loss(&out, &y, ())?.backward()?;
-                optimizer.step()?;
-            }
-            results.push([w1.to_vec::<f64>()?, w2.to_vec()?]);
-            group.barrier()?;
-        }
-        assert_eq!(results[0], results[1]);
-        Ok(())
-    });
-    drop(all);
-}
-
-/// A module whose forward pass is a graphed callable, made before [`DistributedDataParallel`] wraps it.
+/// The two layers, as a graphed callable or not.
 #[derive(Debug, Module)]
 struct Net {
     w1: Parameter,
@@ -97,6 +53,23 @@ struct Net {
     group: ProcessGroup,
     #[module(skip)]
     graphed: Option<GraphedCallable>,
+}
+
+impl Net {
+    fn new(group: &ProcessGroup, is_graphed: bool) -> Result<Self> {
+        let device = group.device();
+        let w1 = Parameter::new(waves(&[5, 7], 1, device)?)?;
+        let w2 = Parameter::new(waves(&[7, 2], 2, device)?)?;
+        let mut net = Self { w1, w2, group: group.clone(), graphed: None };
+        if is_graphed {
+            let (sample, _) = own_batch(group, 0)?;
+            let weights = [&*net.w1, &*net.w2];
+            let layers = |x: &[Tensor]| Ok(vec![layers(group, weights, &x[0])?]);
+            let [graphed] = cuda::make_graphed_callables([Callable::new(layers, &[&sample])], ())?;
+            net.graphed = Some(graphed);
+        }
+        Ok(net)
+    }
 }
 
 impl Forward<Tensor> for Net {
@@ -110,34 +83,50 @@ impl Forward<Tensor> for Net {
     }
 }
 
-/// Reductions of gradients, a replayed backward pass with a collective, and an optimizer.
+fn own_batch(group: &ProcessGroup, step: usize) -> Result<(Tensor, Tensor)> {
+    batch(step, (group.rank(), group.world_size()), group.device())
+}
+
+/// Trains a network for a few steps, and returns its weights.
+fn train<N>(net: &N, group: &ProcessGroup) -> Result<Vec<Vec<f64>>>
+where
+    N: Module + Forward<Tensor, Output = Tensor>,
+{
+    let mut optimizer = SGD::new(net.parameters(), SGDOptions::new().lr(0.2))?;
+    for step in 0..STEPS {
+        let (x, y) = own_batch(group, step)?;
+        optimizer.zero_grad()?;
+        mse_loss(&net.forward(x)?, &y, ())?.backward()?;
+        optimizer.step()?;
+    }
+    let values = net.parameters().iter().map(Tensor::to_vec).collect();
+    group.barrier()?;
+    values
+}
+
+/// Both passes of a graphed callable hold collectives. Its steps equal eager steps.
+fn alone(ranks: &Ranks) {
+    ranks.run(|group| {
+        cuda::set_device(group.device())?;
+        let run = |is_graphed| train(&Net::new(&group, is_graphed)?, &group);
+        assert_eq!(run(false)?, run(true)?);
+        Ok(())
+    });
+}
+
+/// [`DistributedDataParallel`] wraps a module whose forward pass is a graphed callable. A step has reductions of
+/// gradients, a replayed backward pass with a collective, and an optimizer.
 fn within_ddp(ranks: &Ranks) {
     let all = ranks.run(|group| {
-        let (device, part) = (group.device(), (group.rank(), group.world_size()));
-        cuda::set_device(device)?;
-        let mut results = Vec::new();
-        for captures in [false, true] {
-            let [w1, w2] = weights(device)?;
-            let (w1, w2) = (Parameter::new(w1.detach())?, Parameter::new(w2.detach())?);
-            let mut net = Net { w1, w2, group: group.clone(), graphed: None };
-            if captures {
-                let samples = batch(0, part, device)?.0.size()[0];
-                net.graphed = Some(graphed(&group, [&net.w1, &net.w2], samples)?);
-            }
+        cuda::set_device(group.device())?;
+        let run = |is_graphed| {
+            let net = Net::new(&group, is_graphed)?;
             let net = DistributedDataParallel::new(net, group.clone(), small_buckets())?;
-            let mut optimizer = SGD::new(net.parameters(), SGDOptions::new().lr(0.2))?;
-            for step in 0..STEPS {
-                let (x, y) = batch(step, part, device)?;
-                optimizer.zero_grad()?;
-                mse_loss(&net.forward(x)?, &y, ())?.backward()?;
-                optimizer.step()?;
-            }
-            let values = net.parameters().into_iter().map(|weight| weight.to_vec::<f64>());
-            results.push(values.collect::<Result<Vec<_>>>()?);
-            group.barrier()?;
-        }
-        assert_eq!(results[0], results[1]);
-        Ok(results.swap_remove(0))
+            train(&net, &group)
+        };
+        let eager = run(false)?;
+        assert_eq!(eager, run(true)?);
+        Ok(eager)
     });
     assert_eq!(all[0], all[1]);
 }

@@ -126,7 +126,7 @@ impl GraphLog {
                 }
             }
             made.values_mut().filter(|made| made.prior.0.shares_capture(&twin)).for_each(|made| {
-                made.prior = (outer.clone(), outer.last_op());
+                made.prior = (outer.clone(), node.1);
             });
             if kind == ConditionalKind::While {
                 marked = mark_carried(&used, storages_by_key);

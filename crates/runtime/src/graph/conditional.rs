@@ -13,11 +13,10 @@
 //!   because work of the body cannot wait for work outside. When a body ends, its node takes over
 //!   its uses of storages, so later work that conflicts with them waits for the node.
 //! - **Memory.** A body allocates memory in the order of the stream that its node is on. Memory that
-//!   the program frees in a body may be reused in the same body if the storage was made there. All
-//!   streams of the body share this memory; the first use by another stream than the body's own
-//!   comes after the former use.
+//!   the program frees in a body may be reused in the same body if the storage was made there.
 //!   Otherwise the next iteration would find foreign bytes, so the log keeps the storage until the
-//!   outermost body has ended.
+//!   outermost body has ended. All streams of a body share its free memory. If a stream other than
+//!   the body's own uses new memory first, this use comes after the former use of the memory.
 //! - **Marks.** A body may not run, so it never removes a mark. A run of a loop's body may read
 //!   results of the run before, so at its end all results of the body depend on all its inputs.
 //! - **Random ops** of a replay have fixed offsets, so iterations would repeat the numbers. A loop's

@@ -10,8 +10,8 @@ impl Storage {
     /// Allocates device memory for `stream`: from the caching allocator, or in a capture from the
     /// graph's pool (or the pool to which the program routed the request). Under
     /// `SyncPolicy::Auto`, the first use by another stream is ordered after the work that was
-    /// enqueued (in a capture: captured) on `stream` before the allocation. The memory is not initialized: it holds leftover
-    /// bytes of earlier users.
+    /// enqueued (in a capture: captured) on `stream` before the allocation. The memory is not
+    /// initialized: it holds leftover bytes of earlier users.
     ///
     /// # Errors
     /// - [`ErrorKind::Alloc`](crate::ErrorKind::Alloc) if the allocation fails, for example because

@@ -216,7 +216,7 @@ pub struct Graph {
     made: AtomicU64,
     /// Replay flags of other graphs: this graph uses storages that were made in their captures.
     needed: Vec<ReplayedFlag>,
-    /// What the graph's random ops draw from each generator, in an order that is the same for all graphs.
+    /// The draws of the graph's random ops, one entry per generator. All graphs list their generators in one order.
     draws: Vec<Draws>,
     /// Reports of failed index checks by the graph's kernels.
     checks: Arc<CapturedChecks>,

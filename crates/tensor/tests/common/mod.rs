@@ -5,6 +5,7 @@ pub(crate) mod bad_calls;
 pub(crate) mod sources;
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use warpline::{Device, Result, Runtime, RuntimeConfig, SyncPolicy, with_runtime};
 
@@ -191,6 +192,15 @@ macro_rules! rows {
     (@gpu $runner:ident $needs:expr, $body:expr) => {
         $crate::common::gpu($needs, warpline::SyncPolicy::Auto, $body)
     };
+}
+
+/// Returns a command that runs one test of this program in another process and shows its output. `module` is the
+/// `module_path!` of the test's module.
+pub(crate) fn own_test(module: &str, test: &str) -> Command {
+    let module = module.split_once("::").map_or("", |(_, module)| module);
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.args(["--exact", &format!("{module}::{test}"), "--nocapture"]);
+    command
 }
 
 /// Returns the folder of the golden files: `WARPLINE_GOLDENS`, by default the committed folder.

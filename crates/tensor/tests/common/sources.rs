@@ -51,17 +51,10 @@ pub(crate) fn functions(text: &str) -> Vec<Function> {
 
 /// Returns the methods of the public traits in a file's text, except hidden methods.
 pub(crate) fn trait_methods(text: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    visit(text.parse().expect("a Rust file"), &mut |tokens| {
-        if let [Ident(word), Ident(item), rest @ ..] = tokens
-            && word == "pub"
-            && item == "trait"
-            && let Some(Group(body)) = rest.iter().find(|token| is_braces(token))
-        {
-            found.extend(methods(body.stream()));
-        }
-    });
-    found
+    names_of_items(text, "trait", |rest| match rest.iter().find(|token| is_braces(token)) {
+        Some(Group(body)) => methods(body.stream()),
+        _ => Vec::new(),
+    })
 }
 
 /// Returns the names of the methods in the body of a trait, except hidden methods.
@@ -85,17 +78,28 @@ fn methods(body: TokenStream) -> Vec<String> {
 
 /// Returns the names that the `pub use` items of a file's text export, except names that begin with an underscore.
 pub(crate) fn exports(text: &str) -> Vec<String> {
+    let mut found = names_of_items(text, "use", |rest| {
+        leaves(rest.iter().take_while(|token| !is_punct(token, ';')).cloned().collect())
+    });
+    found.retain(|name| !name.starts_with('_'));
+    found
+}
+
+/// Returns the names that `names` finds in the tokens after each `pub` with this keyword.
+fn names_of_items(
+    text: &str,
+    keyword: &str,
+    names: impl Fn(&[TokenTree]) -> Vec<String>,
+) -> Vec<String> {
     let mut found = Vec::new();
     visit(text.parse().expect("a Rust file"), &mut |tokens| {
         if let [Ident(word), Ident(item), rest @ ..] = tokens
             && word == "pub"
-            && item == "use"
+            && item == keyword
         {
-            let path = rest.iter().take_while(|token| !is_punct(token, ';'));
-            found.extend(leaves(path.cloned().collect()));
+            found.extend(names(rest));
         }
     });
-    found.retain(|name| !name.starts_with('_'));
     found
 }
 

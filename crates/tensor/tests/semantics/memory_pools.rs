@@ -19,7 +19,7 @@ rows! {
 }
 
 /// Returns whether the memory of a tensor belongs to a pool.
-fn holds(pool: &MemPool, tensor: &warpline::Tensor) -> bool {
+pub(crate) fn holds(pool: &MemPool, tensor: &warpline::Tensor) -> bool {
     let address = tensor.data_ptr();
     let segments = pool.snapshot();
     segments.iter().any(|s| (s.address..s.address + s.total_size as u64).contains(&address))

@@ -1,9 +1,9 @@
 //! Tests of row S21: `CUDA_VISIBLE_DEVICES` with indices, UUIDs, any order, an empty value, and
 //! invalid entries.
 
-use std::process::Command;
-
 use warpline::{Device, Error, ErrorKind, SimulatedOptions, cuda, ones, simulated, with_runtime};
+
+use crate::common;
 
 /// Returns the UUIDs of the visible devices of a simulated machine with three devices, in order.
 fn visible(text: Option<&str>) -> Vec<[u8; 16]> {
@@ -92,10 +92,9 @@ fn the_default_runtime_follows_the_environment() {
 }
 
 fn child(variables: &[(&str, &str)]) -> String {
-    let mut command = Command::new(std::env::current_exe().expect("this binary"));
-    let name = concat!(module_path!(), "::the_default_runtime_follows_the_environment");
-    let name = name.split_once("::").map_or(name, |(_, name)| name);
-    command.args(["--exact", name, "--ignored", "--nocapture", "--test-threads=1"]);
+    let name = "the_default_runtime_follows_the_environment";
+    let mut command = common::own_test(module_path!(), name);
+    command.args(["--ignored", "--test-threads=1"]);
     for name in
         ["WARPLINE_DRIVER", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "WARPLINE_LIBCUDA"]
     {

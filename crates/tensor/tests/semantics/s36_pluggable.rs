@@ -12,7 +12,8 @@ use warpline::cuda::driver::{DeviceMemory, Driver, DriverError};
 use warpline::cuda::{CudaPluggableAllocator, MemPool, PoolOptions};
 use warpline::{Error, ErrorKind, Result, cuda, empty, ones};
 
-use crate::common::World;
+use crate::common::{self, World};
+use crate::memory_pools::holds;
 
 rows! {
     worlds(1) s36_a_pool_over_a_library gpu_s36_a_pool_over_a_library => pools;
@@ -171,12 +172,6 @@ impl Drop for Library {
     }
 }
 
-/// Returns whether a pool holds the memory at an address.
-fn holds(pool: &MemPool, address: u64) -> bool {
-    let ends = |s: &cuda::SegmentInfo| s.address..s.address + s.total_size as u64;
-    pool.snapshot().iter().any(|segment| ends(segment).contains(&address))
-}
-
 fn pools(world: &World) -> Result<()> {
     let library = Library::build(&format!("pool-{}", world.name.replace(':', "-")));
     simulate(world.runtime.driver()?);
@@ -189,10 +184,10 @@ fn pools(world: &World) -> Result<()> {
         let (calls, _) = library.counters();
         let a = cuda::with_mem_pool(&pool, || ones([1000], device))?;
         assert_eq!(library.counters(), (calls + 1, 1));
-        assert!(holds(&pool, a.data_ptr()));
+        assert!(holds(&pool, &a));
         // Other tensors do not use the library, and freed memory of the pool is cached.
         let outside = (&a + 1.0)?;
-        assert!(!holds(&pool, outside.data_ptr()));
+        assert!(!holds(&pool, &outside));
         let address = a.data_ptr();
         drop(a);
         let b = cuda::with_mem_pool(&pool, || ones([1000], device))?;
@@ -246,11 +241,8 @@ fn program_that_changes_the_allocator() {
 
 /// Runs the program above on a driver.
 fn change(driver: &str) {
-    let (_, program) =
-        concat!(module_path!(), "::program_that_changes_the_allocator").split_once("::").unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", program, "--nocapture"]).env(ROLE, "").env("WARPLINE_DRIVER", driver);
-    let output = command.output().unwrap();
+    let mut command = common::own_test(module_path!(), "program_that_changes_the_allocator");
+    let output = command.env(ROLE, "").env("WARPLINE_DRIVER", driver).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");

@@ -1,8 +1,8 @@
 //! S40: with `PYTORCH_NVML_BASED_CUDA_CHECK=1`, a check for GPUs leaves CUDA usable in children that are forked later.
 
-use std::process::Command;
-
 use warpline::{Result, cuda, ones};
+
+use crate::common;
 
 /// Environment variable that is set in the process that checks for GPUs and forks.
 const ROLE: &str = "WARPLINE_TEST_NVML_CHECK";
@@ -39,10 +39,7 @@ fn program_that_asks_and_forks() {
 
 /// Returns the line that the other process prints.
 fn asked(driver: &str, settings: &[(&str, &str)]) -> String {
-    let mut program = Command::new(std::env::current_exe().unwrap());
-    let (_, own) =
-        concat!(module_path!(), "::program_that_asks_and_forks").split_once("::").unwrap();
-    program.args(["--exact", own, "--nocapture"]);
+    let mut program = common::own_test(module_path!(), "program_that_asks_and_forks");
     program.env_remove("CUDA_VISIBLE_DEVICES").env_remove(CHECK).env(ROLE, "");
     let output = program.env("WARPLINE_DRIVER", driver).envs(settings.iter().copied()).output();
     let output = output.unwrap();
