@@ -31,6 +31,7 @@ mod s21_visible_devices;
 mod s27_data_loader;
 mod s34_precision;
 mod s37_workspaces;
+mod s38_captured_memory;
 mod s38_graphed_callables;
 mod s38_kept_graphs;
 #[cfg(target_os = "linux")]
