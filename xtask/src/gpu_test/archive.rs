@@ -45,7 +45,7 @@ const FILES: &str = "files.tar.lzma";
 const DICTIONARY_BYTES: u32 = 64 << 20;
 
 /// Maximum size of an archive, in bytes, so that copying it to a GPU host stays fast.
-const MAX_BYTES: u64 = 44 << 20;
+const MAX_BYTES: u64 = 44_000_000;
 
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let layers = build::layers(root)?;
@@ -64,29 +64,29 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     pack(root, file, &program.path, &built, &data)?;
     let size = fs::metadata(file)?.len();
     println!(
-        "{}: {} test binaries, {} examples, {} benches, {} data files, {:.1} MiB",
+        "{}: {} test binaries, {} examples, {} benches, {} data files, {:.1} MB",
         file.display(),
         built.tests.len(),
         built.examples.len(),
         built.benches.len(),
         data.len(),
-        mebibytes(size),
+        megabytes(size),
     );
     check_size(size)?;
     println!("on the GPU host: tar xf FILE xtask && ./xtask gpu-test --from FILE");
     Ok(())
 }
 
-fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / 1e6
 }
 
 fn check_size(bytes: u64) -> Result<()> {
     ensure!(
         bytes <= MAX_BYTES,
-        "the archive has {:.1} MiB, more than the limit of {} MiB; find the target that grew",
-        mebibytes(bytes),
-        MAX_BYTES >> 20
+        "the archive has {:.1} MB, more than the limit of {} MB; find the target that grew",
+        megabytes(bytes),
+        MAX_BYTES / 1_000_000
     );
     Ok(())
 }
@@ -272,11 +272,11 @@ mod tests {
     #[test]
     fn an_archive_above_the_limit_is_an_error() {
         check_size(MAX_BYTES).unwrap();
-        let error = check_size(MAX_BYTES + (3 << 19)).unwrap_err();
+        let error = check_size(MAX_BYTES + 1_500_000).unwrap_err();
         assert!(
             error
                 .to_string()
-                .starts_with("the archive has 45.5 MiB, more than the limit of 44 MiB")
+                .starts_with("the archive has 45.5 MB, more than the limit of 44 MB")
         );
     }
 

@@ -66,7 +66,10 @@ fn run_programs(
         bail!("{} is not in a target folder", own.display());
     };
     let cargo = workspace::cargo();
-    xshell::cmd!(sh, "{cargo} build --quiet --workspace --example ptx --target-dir {target}")
+    // Cargo compiles dependencies of procedural macros that `ptx` alone needs with other options than
+    // for the tests. With `ports`, the options are equal, and both builds share all crates.
+    let examples = ["--example", "ptx", "--example", "ports"];
+    xshell::cmd!(sh, "{cargo} build --quiet --workspace {examples...} --target-dir {target}")
         .run()?;
     let program = target.join("debug/examples/ptx").with_extension(std::env::consts::EXE_EXTENSION);
     // The program writes to the folder that `CARGO_MANIFEST_DIR` names. Cargo set this variable to

@@ -48,6 +48,9 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
     let mut all = CONVERTED.lock().unwrap_or_else(PoisonError::into_inner);
     if all.len() == all.capacity() {
         all.retain(|leaf| leaf.strong_count() > 0);
+        // A leaf whose copy was dropped and made again is in the list several times.
+        all.sort_by_key(|leaf| Weak::as_ptr(leaf).addr());
+        all.dedup_by(|a, b| Weak::ptr_eq(a, b));
     }
     all.push(Arc::downgrade(leaf.inner()));
 }

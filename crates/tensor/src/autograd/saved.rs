@@ -17,8 +17,9 @@ use super::mode;
 use super::node::{Edge, GradNode};
 use crate::{Error, Result, Site, Tensor};
 
-/// State that an op saves for its gradient. The [`saved!`] macro declares such structs. A field whose type
-/// does not implement this trait does not compile, so every tensor in the state is visited.
+/// State that an op saves for its gradient. The [`saved!`] macro declares such structs, and visits each
+/// field. A field whose type does not implement this trait does not compile. A type that implements it by
+/// hand without [`Saved::for_each_tensor`] must hold no tensor.
 pub(crate) trait Saved: Clone + Send + Sync + 'static {
     /// Calls `f` on each tensor, always in the same order.
     fn for_each_tensor(&mut self, f: &mut dyn FnMut(&mut Tensor) -> Result<()>) -> Result<()> {

@@ -15,7 +15,7 @@ macro_rules! record_reduction {
         }
     };
     (@gradient none, $op:ident, $a:ident, $out:ident, $reduced:ident) => {
-        Ok($out)
+        no_gradient($op, $a, $out)
     };
     (
         @gradient { ($x:tt, $result:tt, $dims:tt) => $saved:expr },

@@ -9,7 +9,7 @@ use super::reduction_gradients::{self as gradients, ReducedDims};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::amp::autocast_operands;
-use crate::autograd::{record, should_record};
+use crate::autograd::{record, refuse_gradient, should_record};
 use crate::called::Called;
 use crate::into_shape::list_tuples;
 use crate::{CallScope, Error, Integer, Result, Tensor};
@@ -127,6 +127,13 @@ fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tens
         return Ok(out);
     }
     record_reduction(op, a, out, ReducedDims(which))
+}
+
+/// Returns the result of a reduction without a gradient, or an error if the input requires one.
+#[track_caller]
+fn no_gradient(op: ReduceOp, a: &Tensor, out: Tensor) -> Result<Tensor> {
+    refuse_gradient(op.name(), &[a])?;
+    Ok(out)
 }
 
 /// Declares the methods of each reduction, and its gradient for [`record_reduction!`].
