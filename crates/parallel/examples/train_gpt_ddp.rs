@@ -84,7 +84,13 @@ fn main() -> anyhow::Result<()> {
     };
     // Ranks with different seeds draw different batches. All ranks start with the parameters of rank 0.
     let seed = args.seed + rank as u64;
-    let settings = Settings { batch_size: args.batch_size, steps: args.steps, lr: args.lr, seed };
+    let settings = Settings {
+        batch_size: args.batch_size,
+        steps: args.steps,
+        lr: args.lr,
+        seed,
+        autocast: None,
+    };
     let pieces = Pieces::new(characters.encode(text), sizes.context)?;
     // This line differs from the training on one device.
     let model = || DistributedDataParallel::new(Gpt::new(&sizes, device)?, group.clone(), ());

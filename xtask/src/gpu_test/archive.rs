@@ -274,9 +274,7 @@ mod tests {
         check_size(MAX_BYTES).unwrap();
         let error = check_size(MAX_BYTES + 1_500_000).unwrap_err();
         assert!(
-            error
-                .to_string()
-                .starts_with("the archive has 45.5 MB, more than the limit of 44 MB")
+            error.to_string().starts_with("the archive has 45.5 MB, more than the limit of 44 MB")
         );
     }
 

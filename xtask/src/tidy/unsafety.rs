@@ -18,8 +18,14 @@ pub(super) const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("crates/runtime/src/storage/", "data that locks guard and threads share"),
     ("crates/runtime/src/semaphore/mod.rs", "semaphore values that streams write and wait for"),
     ("crates/runtime/src/testing.rs", "test access to the bytes of tensors"),
-    ("crates/runtime/src/graph/conditional.rs", "the declared kernel that sets a graph's condition"),
-    ("crates/runtime/src/graph/philox.rs", "the declared kernel that sets the random generator's offset"),
+    (
+        "crates/runtime/src/graph/conditional.rs",
+        "the declared kernel that sets a graph's condition",
+    ),
+    (
+        "crates/runtime/src/graph/philox.rs",
+        "the declared kernel that sets the random generator's offset",
+    ),
     ("crates/runtime/src/iter/", "declarations and launches of kernels over elements"),
     ("crates/runtime/src/module/cuda_type.rs", "kernel parameters with a const generic"),
     // A family declares its kernels, whose launches are then safe. CPU implementations work on raw operands.

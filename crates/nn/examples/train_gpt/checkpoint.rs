@@ -13,6 +13,7 @@ pub(crate) fn save<M: Module>(training: &Training<M>, path: &Path) -> anyhow::Re
     let mut all = training.model.state_dict().with_prefix("model");
     all.extend(training.optimizer.state_dict()?.to_tensors()?.with_prefix("optimizer"));
     all.extend(training.scheduler.state_dict().to_tensors()?.with_prefix("scheduler"));
+    all.extend(training.scaler.state_dict()?.with_prefix("scaler"));
     all.insert("generators.cpu", get_rng_state()?);
     if training.device.is_cuda() {
         all.insert("generators.cuda", cuda::get_rng_state(training.device)?);
@@ -35,6 +36,7 @@ pub(crate) fn resume<M: Module + Forward<Tensor, Output = Tensor>>(
     training.optimizer.load_state_dict(&optimizer)?;
     let scheduler = SchedulerState::from_tensors(&all.under_prefix("scheduler"))?;
     training.scheduler.load_state_dict(&scheduler)?;
+    training.scaler.load_state_dict(&all.under_prefix("scaler"))?;
     training.seek(named(&all, "loader.epoch")?, number(&all, "loader.taken")?.try_into()?)?;
     training.step = number(&all, "step")?.try_into()?;
     set_rng_state(&named(&all, "generators.cpu")?)?;

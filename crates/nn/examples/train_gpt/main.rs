@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use warpline::{Device, Tensor};
+use warpline::{DType, Device, Tensor};
 
 use model::{Gpt, Sizes};
 use text::{Characters, Pieces};
@@ -65,6 +65,9 @@ struct Args {
     heads: usize,
     #[arg(long, default_value_t = 0.1)]
     dropout: f64,
+    /// Compute the losses in regions of autocast to this dtype: float16 or bfloat16.
+    #[arg(long, value_parser = |name: &str| DType::from_name(name).ok_or("this is not the name of a dtype"))]
+    autocast: Option<DType>,
 }
 
 /// Number of steps between reads of the loss. Each read waits for the device.
@@ -103,8 +106,13 @@ fn run(args: &Args, device: Device) -> anyhow::Result<()> {
         heads: args.heads,
         dropout: args.dropout,
     };
-    let settings =
-        Settings { batch_size: args.batch_size, steps: args.steps, lr: args.lr, seed: args.seed };
+    let settings = Settings {
+        batch_size: args.batch_size,
+        steps: args.steps,
+        lr: args.lr,
+        seed: args.seed,
+        autocast: args.autocast,
+    };
     let pieces = Pieces::new(characters.encode(&text), sizes.context)?;
     let mut training = Training::new(pieces, || Gpt::new(&sizes, device), &settings, device)?;
     if let Some(path) = &args.resume {

@@ -1,8 +1,10 @@
 //! The state of a training run and its step.
 
+use warpline::amp::autocast;
 use warpline::data::{Batches, DataLoader};
 use warpline::functional::cross_entropy;
-use warpline::{Device, Generator, Result, Tensor};
+use warpline::{DType, Device, Generator, Result, Tensor};
+use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{
     AdamW, AdamWOptions, CosineAnnealingLR, Optimizer, Scheduler, clip_grad_norm_,
 };
@@ -19,6 +21,8 @@ pub(crate) struct Settings {
     pub(crate) steps: u32,
     pub(crate) lr: f64,
     pub(crate) seed: u64,
+    /// Dtype of the regions of autocast that compute the losses. With `float16`, the losses are scaled.
+    pub(crate) autocast: Option<DType>,
 }
 
 /// A training run with its complete state. The model computes logits from tokens.
@@ -27,6 +31,8 @@ pub(crate) struct Training<M = Gpt> {
     pub(crate) model: M,
     pub(crate) optimizer: AdamW,
     pub(crate) scheduler: CosineAnnealingLR,
+    pub(crate) scaler: GradScaler,
+    autocast: Option<DType>,
     pub(crate) device: Device,
     pub(crate) step: u32,
     loader: DataLoader<Pieces>,
@@ -53,6 +59,8 @@ impl<M: Module + Forward<Tensor, Output = Tensor>> Training<M> {
         let mut optimizer = AdamW::new(model.parameters(), options)?;
         let scheduler =
             CosineAnnealingLR::new(&mut optimizer, settings.steps.max(1), settings.lr / 10.0)?;
+        let is_scaled = settings.autocast == Some(DType::F16);
+        let scaler = GradScaler::new(GradScalerOptions::new().enabled(is_scaled))?;
         let generator = Generator::new();
         generator.manual_seed(settings.seed);
         let loader = DataLoader::new(pieces)
@@ -66,6 +74,8 @@ impl<M: Module + Forward<Tensor, Output = Tensor>> Training<M> {
             model,
             optimizer,
             scheduler,
+            scaler,
+            autocast: settings.autocast,
             device,
             step: 0,
             loader,
@@ -101,11 +111,19 @@ impl<M: Module + Forward<Tensor, Output = Tensor>> Training<M> {
     pub(crate) fn step(&mut self) -> Result<Tensor> {
         let (inputs, targets) = self.next_batch()?;
         self.optimizer.zero_grad()?;
-        let logits = self.model.forward(inputs)?.flatten((0, 1))?;
-        let loss = cross_entropy(&logits, &targets.flatten((0, 1))?, ())?;
-        loss.backward()?;
+        let loss = || {
+            let logits = self.model.forward(inputs)?.flatten((0, 1))?;
+            cross_entropy(&logits, &targets.flatten((0, 1))?, ())
+        };
+        let loss = match self.autocast {
+            Some(dtype) => autocast(self.device, dtype, loss)?,
+            None => loss()?,
+        };
+        self.scaler.scale(&loss)?.backward()?;
+        self.scaler.unscale_(&self.optimizer)?;
         clip_grad_norm_(&self.model.parameters(), 1.0, ())?;
-        self.optimizer.step()?;
+        self.scaler.step(&mut self.optimizer)?;
+        self.scaler.update()?;
         self.scheduler.step(&mut self.optimizer)?;
         self.step += 1;
         Ok(loss.detach())

@@ -10,7 +10,7 @@ mod text;
 #[path = "../../examples/train_gpt/train.rs"]
 mod train;
 
-use warpline::{Device, Result, manual_seed, with_runtime};
+use warpline::{DType, Device, Result, manual_seed, with_runtime};
 use warpline_nn::Module;
 
 use model::{Gpt, Sizes};
@@ -20,12 +20,12 @@ use train::{Settings, Training};
 /// A text of 12 samples. With batches of 5, an epoch has 2 steps.
 const TEXT: &str = "so shaken as we";
 
-fn training(device: Device) -> Result<Training> {
+fn training(device: Device, autocast: Option<DType>) -> Result<Training> {
     let characters = Characters::of(TEXT);
     let context = 3;
     let vocabulary = characters.len();
     let sizes = Sizes { vocabulary, context, width: 8, layers: 2, heads: 2, dropout: 0.2 };
-    let settings = Settings { batch_size: 5, steps: 8, lr: 1e-2, seed: 5 };
+    let settings = Settings { batch_size: 5, steps: 8, lr: 1e-2, seed: 5, autocast };
     let pieces = Pieces::new(characters.encode(TEXT), context)?;
     Training::new(pieces, || Gpt::new(&sizes, device), &settings, device)
 }
@@ -42,6 +42,11 @@ fn weights(training: &Training) -> Result<Vec<(String, Vec<u32>)>> {
 }
 
 fn resumes(device: Device) -> anyhow::Result<()> {
+    [None, Some(DType::F16)].into_iter().try_for_each(|autocast| resumes_with(device, autocast))
+}
+
+fn resumes_with(device: Device, autocast: Option<DType>) -> anyhow::Result<()> {
+    let training = |device| training(device, autocast);
     let file =
         std::env::temp_dir().join(format!("warpline-resume-{}-{device}", std::process::id()));
     for stop in [1, 2, 3] {
@@ -51,16 +56,18 @@ fn resumes(device: Device) -> anyhow::Result<()> {
         let mut first = training(device)?;
         assert_eq!(losses(&mut first, stop)?, expected[..stop]);
         checkpoint::save(&first, &file)?;
-        drop(first);
 
         // Change the state of a second run before it resumes.
         let mut second = training(device)?;
         losses(&mut second, 1)?;
+        second.scaler.update_with(8.0)?;
         manual_seed(99);
         warpline::rand([3], device)?;
         checkpoint::resume(&mut second, &file)?;
         std::fs::remove_file(&file)?;
         assert_eq!(second.step as usize, stop);
+        let scale = |of: &Training| of.scaler.get_scale();
+        assert_eq!(scale(&second)?, scale(&first)?);
         assert_eq!(losses(&mut second, 6 - stop)?, expected[stop..], "after {stop} steps");
         assert_eq!(weights(&second)?, weights(&whole)?, "after {stop} steps");
     }
@@ -88,12 +95,12 @@ fn gpu_a_training_resumes_bit_for_bit() -> anyhow::Result<()> {
 #[test]
 fn batches_and_dropout_depend_on_the_seeds() -> anyhow::Result<()> {
     with_runtime(&warpline::simulated(1)?, || {
-        let mut one = training(Device::Cpu)?;
-        let mut other = training(Device::Cpu)?;
+        let mut one = training(Device::Cpu, None)?;
+        let mut other = training(Device::Cpu, None)?;
         let expected = losses(&mut one, 2)?;
         manual_seed(6);
         assert_ne!(losses(&mut other, 1)?, expected[..1], "dropout");
-        let mut other = training(Device::Cpu)?;
+        let mut other = training(Device::Cpu, None)?;
         let state = other.generator.get_state()?;
         other.seek(state, 0)?;
         assert_ne!(losses(&mut other, 1)?, expected[..1], "the loader's order");
