@@ -380,13 +380,16 @@ impl PeerSemaphore {
     /// [`PeerSemaphore::end`] releases the stream by storing the last awaited number. That releases
     /// all waits only if their numbers lie within half of the number range. Rejects a number
     /// outside this half.
+    ///
+    /// Returns `false` if there is nothing to wait for, because the other process signalled the
+    /// number before it ended.
     #[track_caller]
-    fn begin_wait(&self, awaited: &AwaitedSignal) -> Result<()> {
+    fn begin_wait(&self, awaited: &AwaitedSignal) -> Result<bool> {
         let mut state = self.state();
-        if state.ended_at.is_some() {
-            return Err(awaited.gone());
-        }
         let number = awaited.number;
+        if let Some(ended_at) = state.ended_at {
+            return if reaches(ended_at, number) { Ok(false) } else { Err(awaited.gone()) };
+        }
         if !reaches(state.awaited, number) {
             if !reaches(number, state.passed) && self.has_passed(&state) {
                 state.passed = state.awaited;
@@ -402,7 +405,7 @@ impl PeerSemaphore {
             state.awaited = number;
         }
         state.enqueueing += 1;
-        Ok(())
+        Ok(true)
     }
 
     fn end_wait(&self) {
@@ -447,7 +450,9 @@ impl PeerSemaphore {
         };
         let own = page.stream()?;
         page.note(own);
-        self.begin_wait(&awaited).map_err(|e| e.at(location))?;
+        if !self.begin_wait(&awaited).map_err(|e| e.at(location))? {
+            return Ok(());
+        }
         // Record an event before the wait, so that a use of a tensor that has already arrived does not also wait for
         // this number.
         let _ = own.op_event(own.last_op());

@@ -38,5 +38,7 @@ fn a_number_outside_the_half_range_above_the_passed_numbers_is_refused() {
     }
     assert_eq!(state(), (u32::MAX, 2, 1));
     peer.end();
+    assert!(!begin(0).unwrap(), "the number had arrived before the other process ended");
+    assert_eq!(state(), (u32::MAX, 2, 1), "so nothing waits for it");
     assert!(matches!(begin(3).unwrap_err().kind(), crate::ErrorKind::PeerGone { .. }));
 }
