@@ -10,14 +10,15 @@
 //!   autograd graph, and are inputs of the node. With gradients enabled, a call with an input that requires a gradient
 //!   is refused if the sample required none.
 //! - A callable has one set of intermediate results, which each call overwrites. A node remembers the number of its call,
-//!   and its backward pass fails after a later call.
+//!   and its backward pass fails after a later call. Captures of other callables in the pool reuse memory, so all
+//!   callables of a pool share one `PassLog`, and a pass that may have overwritten the intermediate results counts too.
 //! - Results of a call lie in memory that the next call overwrites. The overwrite changes the version of the storage, so
 //!   a backward pass that needs a former result fails.
 //! - The gradients in the memory of the graph have a second owner, `BackwardPass`, so the accumulation of a leaf's
 //!   gradient copies them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::{CaptureOptions, CudaGraph, GraphPool, Stream, graph_pool_handle};
 #[cfg(doc)]
@@ -62,7 +63,8 @@ crate::__options! {
         /// Sets whether a sample input that requires a gradient may have no effect on the results. Its gradient is then
         /// `None`. Default: `false`, which makes it an error.
         allow_unused_input: bool = false, bool;
-        /// Sets a pool that other graphs also use. Default: a new pool.
+        /// Sets a pool that other graphs also use. Default: a new pool. Callables of an earlier capture in this pool share
+        /// memory with the new callables: run the backward pass of a call before any call of the other set.
         pool: Option<GraphPool> = None, &GraphPool => |pool: &GraphPool| Some(pool.clone());
     }
 }
@@ -145,11 +147,12 @@ pub fn make_graphed_callables<const N: usize>(
     })?;
     current.wait_stream(&side)?;
 
+    let passes: Arc<Mutex<PassLog>> = pool.extension();
+    let first = lock(&passes).reserve(2 * N);
     let mut forwards = Vec::new();
     for (callable, inputs) in callables.iter().zip(inputs) {
         forwards.push(ForwardPass::capture(callable, inputs, &pool, device)?);
     }
-    let passes = Arc::new(Mutex::new(PassLog::default()));
     let mut graphed = Vec::new();
     for (position, forward) in forwards.into_iter().enumerate().rev() {
         let backward = BackwardPass::capture(&forward, &pool, options.allow_unused_input)?;
@@ -157,7 +160,7 @@ pub fn make_graphed_callables<const N: usize>(
         // reuse the memory of its saved tensors.
         let outputs = forward.outputs.iter().map(Tensor::detach).collect();
         let forward = ForwardPass { outputs, ..forward };
-        let positions = [position, 2 * N - 1 - position];
+        let positions = [first + position, first + 2 * N - 1 - position];
         let graphs = Graphs { forward, backward, device, positions, passes: Arc::clone(&passes) };
         graphed.push(GraphedCallable(Arc::new(graphs)));
     }
@@ -316,7 +319,7 @@ impl BackwardPass {
     }
 }
 
-/// The last replay of each pass of callables that were captured together, by the position of the capture.
+/// The last replay of each pass of callables in a pool, by the position of the capture.
 #[derive(Debug, Default)]
 struct PassLog {
     /// Number of replays.
@@ -326,12 +329,16 @@ struct PassLog {
 }
 
 impl PassLog {
+    /// Returns the first of `passes` new positions.
+    fn reserve(&mut self, passes: usize) -> usize {
+        let first = self.last.len();
+        self.last.resize(first + passes, 0);
+        first
+    }
+
     /// Numbers a replay of the pass at `position`.
     fn replay(&mut self, position: usize) -> u64 {
         self.replays += 1;
-        if self.last.len() <= position {
-            self.last.resize(position + 1, 0);
-        }
         self.last[position] = self.replays;
         self.replays
     }
@@ -342,6 +349,10 @@ impl PassLog {
         let between = |position: usize| forward < position && position < backward;
         self.last.iter().enumerate().any(|(at, last)| *last > number && !between(at))
     }
+}
+
+fn lock(passes: &Mutex<PassLog>) -> MutexGuard<'_, PassLog> {
+    passes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A function whose forward and backward passes are replays of graphs. [`make_graphed_callables`] creates it. Clones
@@ -371,8 +382,8 @@ impl GraphedCallable {
     /// if gradients are enabled and an input requires a gradient that its sample did not require. [`ErrorKind::Moved`]
     /// if a module replaced a parameter. [`ErrorKind::Capture`] in a capture. Errors of
     /// [every op](Tensor#errors-of-every-op). The backward pass fails with [`ErrorKind::Gradient`] under
-    /// `create_graph`, and if another call, or a pass of a callable that was captured together with this one, has
-    /// overwritten its intermediate results.
+    /// `create_graph`, and if another call, or a pass of another callable in the same pool, has overwritten its
+    /// intermediate results.
     #[track_caller]
     pub fn call(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         const OP: &str = Replay::NAME;
@@ -420,7 +431,7 @@ impl Function for Replay {
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let Graphs { forward, device, positions, passes, .. } = &*self.graphs;
         let _device = super::device(*device)?;
-        let mut passes = passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passes = lock(passes);
         for (own, input) in forward.inputs.iter().zip(inputs) {
             own.copy_(input, ())?;
         }
@@ -441,11 +452,12 @@ impl Function for Replay {
             return fail("no result required a gradient when the callable was captured");
         };
         let _device = super::device(*device)?;
-        let mut passes = passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passes = lock(passes);
         if passes.overwrote(*positions, self.number.get().copied().unwrap_or(0)) {
             return fail(
                 "its intermediate results were overwritten by another pass; run the backward pass once for each call, \
-                 and those of callables that were captured together in the reverse order of their calls",
+                 those of callables that were captured together in the reverse order of their calls, and those of \
+                 callables that share a pool but were captured apart before calls of the others",
             );
         }
         for (own, grad) in backward.output_grads.iter().zip(grads) {

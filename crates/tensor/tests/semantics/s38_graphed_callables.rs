@@ -15,6 +15,8 @@ crate::rows! {
     schedules64(1) s38_graphed_callables_are_ordered_with_other_work
         gpu_s38_graphed_callables_are_ordered_with_other_work => in_order;
     worlds(1) s38_several_callables_share_a_pool gpu_s38_several_callables_share_a_pool => several;
+    worlds(1) s38_callables_captured_apart_may_share_a_pool
+        gpu_s38_callables_captured_apart_may_share_a_pool => apart;
     worlds(1) s38_inputs_may_be_unused gpu_s38_inputs_may_be_unused => unused;
     worlds(1) s38_a_second_backward_pass_is_an_error gpu_s38_a_second_backward_pass_is_an_error => twice;
     worlds(1) s38_calls_that_do_not_fit_are_errors gpu_s38_calls_that_do_not_fit_are_errors => bad_calls;
@@ -193,6 +195,42 @@ fn several(world: &World) -> Result<()> {
         let z = second.call(&[&x])?.remove(0);
         z.sum(())?.backward()?;
         y.sum(())?.backward()?;
+    }
+    Ok(())
+}
+
+/// Two calls of `make_graphed_callables` with one pool. The second capture reuses the memory of the first.
+fn apart(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let pool = graph_pool_handle(device)?;
+        let weight = full([8, 8], 0.125, device)?.requires_grad_(true)?;
+        let make = || -> Result<GraphedCallable> {
+            let layer = |x: &[Tensor]| Ok(vec![x[0].matmul(&weight)?.exp()?.square()?.mul(0.5)?]);
+            let callable = Callable::new(layer, &[&zeros([4, 8], device)?]);
+            let [one] =
+                cuda::make_graphed_callables([callable], GraphedOptions::new().pool(&pool))?;
+            Ok(one)
+        };
+        let (first, second) = (make()?, make()?);
+        let call = |callable: &GraphedCallable, x: f64| {
+            callable.call(&[&full([4, 8], x, device)?])?.remove(0).sum(())
+        };
+        for [one, two] in [[&first, &second], [&second, &first]] {
+            for x in [0.0, 0.5] {
+                call(one, x)?.backward()?;
+                let grad = bits(&[weight.grad().expect("a gradient")])?;
+                weight.set_grad(None)?;
+                call(two, x)?.backward()?;
+                assert!(grad == bits(&[weight.grad().expect("a gradient")])?);
+                weight.set_grad(None)?;
+            }
+            // Any pass of the other set may overwrite intermediate results.
+            let y = call(one, 0.0)?;
+            let z = call(two, 0.5)?;
+            gradient(&y.backward().unwrap_err(), "overwritten by another pass");
+            z.backward()?;
+            weight.set_grad(None)?;
+        }
     }
     Ok(())
 }
