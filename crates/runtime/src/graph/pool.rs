@@ -107,6 +107,12 @@ impl GraphPool {
         })
     }
 
+    /// Returns whether the storage was made in a capture with this pool.
+    #[must_use]
+    pub fn contains(&self, storage: &Storage) -> bool {
+        storage.member().is_some_and(|member| self.has(member))
+    }
+
     /// Checks that `devices_id`, the [`Devices::id`](warpline_stream::Devices::id) of a device or a
     /// stream, is equal to the identifier of the pool's device.
     #[track_caller]
