@@ -8,7 +8,9 @@
 //!
 //! - A gradient never stops silently. The leaves that a callable uses besides its inputs are found in the captured
 //!   autograd graph, and are inputs of the node. With gradients enabled, a call with an input that requires a gradient
-//!   is refused if the sample required none.
+//!   is refused if the sample required none. A leaf that required no gradient during the capture is not in the captured
+//!   graph, so a call cannot notice that the leaf requires a gradient now. The documentation of
+//!   [`make_graphed_callables`] says so.
 //! - A callable has one set of intermediate results, which each call overwrites. A node remembers the number of its call,
 //!   and its backward pass fails after a later call. Captures of other callables in the pool reuse memory, so all
 //!   callables of a pool share one `PassLog`, and a pass that may have overwritten the intermediate results counts too.
@@ -87,6 +89,10 @@ crate::__options! {
 /// must have the same effect in each call. It runs `num_warmup_iters` times on another stream, and is then captured.
 /// Hooks that it registers, and hooks of its modules, are called in these runs and in the capture, but not in replays.
 /// Captured random ops continue the device's sequence in each replay.
+///
+/// A parameter that required no gradient during the capture gets no gradient from a callable, even if the parameter
+/// requires a gradient later, and no error reports this. Capture again after you unfreeze a parameter. Freezing a
+/// parameter after the capture is allowed: the callable then passes no gradient to the parameter.
 ///
 /// Callables share a pool. Call them in the order in which they are given, and run their backward passes in the reverse
 /// order, because later captures reuse the memory of earlier captures.
