@@ -1,5 +1,6 @@
 //! Memory pools of graphs.
 
+use std::any::Any;
 use std::sync::{Arc, PoisonError, Weak};
 
 use warpline_alloc::cuda::{CudaBackend, CudaBlock};
@@ -34,6 +35,8 @@ struct GraphPoolInner {
     storages: Mutex<PoolStorages>,
     /// Logs of captures that may be in progress.
     logs: Mutex<Vec<Weak<GraphLog>>>,
+    /// Values of other crates, at most one per type.
+    extensions: Mutex<Vec<Arc<dyn Any + Send + Sync>>>,
 }
 
 /// Storages made in captures.
@@ -58,6 +61,7 @@ impl GraphPool {
             stream: OnceLock::new(),
             storages: Mutex::default(),
             logs: Mutex::default(),
+            extensions: Mutex::default(),
         }))
     }
 
@@ -88,6 +92,25 @@ impl GraphPool {
         }
         let stream = device.device().stream_from_pool(0)?;
         Ok(self.0.stream.get_or_init(|| stream))
+    }
+
+    /// Returns the value of type `T` that all users of the pool share. The first call creates the value. The pool drops
+    /// the value, so the value must not own the pool.
+    #[must_use]
+    pub fn extension<T: Any + Send + Sync + Default>(&self) -> Arc<T> {
+        let mut extensions = self.0.extensions.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = extensions.iter().find_map(|value| Arc::clone(value).downcast().ok());
+        known.unwrap_or_else(|| {
+            let value = Arc::<T>::default();
+            extensions.push(Arc::<T>::clone(&value));
+            value
+        })
+    }
+
+    /// Returns whether the storage was made in a capture with this pool.
+    #[must_use]
+    pub fn contains(&self, storage: &Storage) -> bool {
+        storage.member().is_some_and(|member| self.has(member))
     }
 
     /// Checks that `devices_id`, the [`Devices::id`](warpline_stream::Devices::id) of a device or a

@@ -1,4 +1,4 @@
-//! The leaves and the ops of a graph.
+//! The leaves, the ops and the saved tensors of a graph.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -34,6 +34,14 @@ pub(crate) fn has_node<'t>(roots: impl IntoIterator<Item = &'t Tensor>, name: &s
     let mut found = false;
     for_each_node(roots, |node| found |= node.name == name);
     found
+}
+
+/// Calls `f` on the tensors that the nodes of a backward pass from `roots` saved. `f` may see a tensor several times.
+pub(crate) fn for_each_saved<'t>(
+    roots: impl IntoIterator<Item = &'t Tensor>,
+    mut f: impl FnMut(&Tensor),
+) {
+    for_each_node(roots, |node| node.for_each_saved(&mut f));
 }
 
 /// Calls `f` once on each node that a backward pass from `roots` reaches.

@@ -57,7 +57,7 @@ pub use reclaim::{DeferredDrops, Reclaimed};
 pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, backward, grad};
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
-pub(crate) use leaves::has_node;
+pub(crate) use leaves::{for_each_saved, has_node};
 pub(crate) use meta::{AutogradSlot, LeafCast};
 pub(crate) use mode::{AutocastMode, AutocastModes};
 pub(crate) use op_backward::{NodeInputs, OpBackward, linear};

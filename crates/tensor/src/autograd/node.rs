@@ -156,6 +156,15 @@ impl GradNode {
         }
     }
 
+    /// Calls `f` on each tensor that the node saved and has not freed.
+    pub(super) fn for_each_saved(&self, f: &mut dyn FnMut(&Tensor)) {
+        let NodeKind::Op(grad_fn) = &self.kind else { return };
+        let current = lock(grad_fn).clone();
+        if let Some(grad_fn) = current {
+            grad_fn.for_each_saved(f);
+        }
+    }
+
     /// Returns PyTorch's name of the node: `MulBackward0` for `mul`.
     pub(super) fn title(&self) -> String {
         if self.recorded.is_none() || self.name == "CopySlices" {

@@ -116,6 +116,11 @@ pub(super) trait GradFn: Send + Sync {
     fn release(&self) -> bool {
         false
     }
+
+    /// Calls `f` on each saved tensor.
+    fn for_each_saved(&self, f: &mut dyn FnMut(&Tensor)) {
+        let _ = f;
+    }
 }
 
 /// A type of incoming gradients of [`OpBackward`].
@@ -178,5 +183,13 @@ impl<G: IncomingGrad + ?Sized, S: OpBackward<G>> GradFn for RecordedOp<S, G> {
 
     fn release(&self) -> bool {
         !self.infos.is_empty()
+    }
+
+    fn for_each_saved(&self, f: &mut dyn FnMut(&Tensor)) {
+        let visited = self.saved.clone().for_each_tensor(&mut |tensor| {
+            f(tensor);
+            Ok(())
+        });
+        debug_assert!(visited.is_ok(), "only the closure fails");
     }
 }

@@ -310,4 +310,8 @@ impl GradFn for CopySlices {
         self.op.release();
         false
     }
+
+    fn for_each_saved(&self, f: &mut dyn FnMut(&Tensor)) {
+        self.op.for_each_saved(f);
+    }
 }

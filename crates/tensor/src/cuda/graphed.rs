@@ -8,23 +8,33 @@
 //!
 //! - A gradient never stops silently. The leaves that a callable uses besides its inputs are found in the captured
 //!   autograd graph, and are inputs of the node. With gradients enabled, a call with an input that requires a gradient
-//!   is refused if the sample required none.
+//!   is refused if the sample required none. A leaf that required no gradient during the capture is not in the captured
+//!   graph, so a call cannot notice that the leaf requires a gradient now. The documentation of
+//!   [`make_graphed_callables`] says so.
 //! - A callable has one set of intermediate results, which each call overwrites. A node remembers the number of its call,
-//!   and its backward pass fails after a later call.
+//!   and its backward pass fails after a later call. Captures of other callables in the pool reuse memory, so all
+//!   callables of a pool share one `PassLog`, and a pass that may have overwritten the intermediate results counts too.
 //! - Results of a call lie in memory that the next call overwrites. The overwrite changes the version of the storage, so
 //!   a backward pass that needs a former result fails.
+//! - A backward pass fails if a tensor that it reads was changed after the call, as without graphs. The saved tensors
+//!   that a program can change are results, parameters and other tensors from outside the capture. They are found in
+//!   the captured autograd graph, and their versions are recorded after the forward replay. A replay counts as a write
+//!   of all storages in its pool, so the versions of results are recorded again after each pass in the pool.
 //! - The gradients in the memory of the graph have a second owner, `BackwardPass`, so the accumulation of a leaf's
 //!   gradient copies them.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use warpline_runtime::Version;
 
 use super::{CaptureOptions, CudaGraph, GraphPool, Stream, graph_pool_handle};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::autograd::{
-    Context, Function, GradOptions, Gradients, ToSave, check_not_moved, enable_grad, grad,
-    has_node, is_grad_enabled, no_grad, reachable_leaves,
+    Context, Function, GradOptions, Gradients, ToSave, check_not_moved, enable_grad,
+    for_each_saved, grad, has_node, is_grad_enabled, no_grad, reachable_leaves, should_record,
 };
 use crate::{CallScope, Device, Error, IntoOptions, Result, Tensor};
 
@@ -62,7 +72,8 @@ crate::__options! {
         /// Sets whether a sample input that requires a gradient may have no effect on the results. Its gradient is then
         /// `None`. Default: `false`, which makes it an error.
         allow_unused_input: bool = false, bool;
-        /// Sets a pool that other graphs also use. Default: a new pool.
+        /// Sets a pool that other graphs also use. Default: a new pool. Callables of an earlier capture in this pool share
+        /// memory with the new callables: run the backward pass of a call before any call of the other set.
         pool: Option<GraphPool> = None, &GraphPool => |pool: &GraphPool| Some(pool.clone());
     }
 }
@@ -78,6 +89,10 @@ crate::__options! {
 /// must have the same effect in each call. It runs `num_warmup_iters` times on another stream, and is then captured.
 /// Hooks that it registers, and hooks of its modules, are called in these runs and in the capture, but not in replays.
 /// Captured random ops continue the device's sequence in each replay.
+///
+/// A parameter that required no gradient during the capture gets no gradient from a callable, even if the parameter
+/// requires a gradient later, and no error reports this. Capture again after you unfreeze a parameter. Freezing a
+/// parameter after the capture is allowed: the callable then passes no gradient to the parameter.
 ///
 /// Callables share a pool. Call them in the order in which they are given, and run their backward passes in the reverse
 /// order, because later captures reuse the memory of earlier captures.
@@ -145,20 +160,24 @@ pub fn make_graphed_callables<const N: usize>(
     })?;
     current.wait_stream(&side)?;
 
+    let passes: Arc<Mutex<PassLog>> = pool.extension();
+    let first = lock(&passes).reserve(2 * N);
     let mut forwards = Vec::new();
     for (callable, inputs) in callables.iter().zip(inputs) {
         forwards.push(ForwardPass::capture(callable, inputs, &pool, device)?);
     }
-    let passes = Arc::new(Mutex::new(PassLog::default()));
     let mut graphed = Vec::new();
     for (position, forward) in forwards.into_iter().enumerate().rev() {
+        let saved = forward.saved(&pool);
         let backward = BackwardPass::capture(&forward, &pool, options.allow_unused_input)?;
         // Detach the outputs, to drop the autograd graph behind them. The capture of the next backward pass can then
         // reuse the memory of its saved tensors.
         let outputs = forward.outputs.iter().map(Tensor::detach).collect();
         let forward = ForwardPass { outputs, ..forward };
-        let positions = [position, 2 * N - 1 - position];
-        let graphs = Graphs { forward, backward, device, positions, passes: Arc::clone(&passes) };
+        let positions = [first + position, first + 2 * N - 1 - position];
+        let passes = Arc::clone(&passes);
+        let versions = Mutex::default();
+        let graphs = Graphs { forward, backward, saved, versions, device, positions, passes };
         graphed.push(GraphedCallable(Arc::new(graphs)));
     }
     graphed.reverse();
@@ -262,6 +281,58 @@ impl ForwardPass {
         let parameters = parameters(&recorded, &inputs);
         Ok(Self { graph, inputs, parameters, outputs })
     }
+
+    /// Returns the tensors that the backward pass reads and that a program can change, one per storage. Omits
+    /// intermediate results, whose memory the capture of the backward pass reuses, and memory that is shared with other
+    /// processes.
+    fn saved(&self, pool: &GraphPool) -> Vec<SavedTensor> {
+        let (mut saved, mut seen) = (Vec::new(), HashSet::new());
+        for_each_saved(differentiable(&self.outputs), |tensor| {
+            let storage = tensor.storage();
+            let is_result = self.outputs.iter().any(|output| output.storage().same_as(storage));
+            let is_intermediate = !is_result && pool.contains(storage);
+            if !is_intermediate && !storage.is_shared() && seen.insert(storage.key()) {
+                let (tensor, in_pool) = (tensor.clone(), pool.contains(storage));
+                saved.push(SavedTensor { tensor, is_result, in_pool });
+            }
+        });
+        saved
+    }
+}
+
+/// A tensor that the captured backward pass reads.
+#[derive(Debug)]
+struct SavedTensor {
+    tensor: Tensor,
+    is_result: bool,
+    /// Whether each replay in the pool counts as a write.
+    in_pool: bool,
+}
+
+impl SavedTensor {
+    fn version(&self) -> Version {
+        self.tensor.storage().version()
+    }
+
+    fn has(&self, version: &Version) -> bool {
+        version.is_of(self.tensor.storage())
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Gradient`] if the tensor was written since `version`.
+    fn check(&self, version: &Version) -> Result<()> {
+        if self.has(version) {
+            return Ok(());
+        }
+        let what = if self.is_result { "its result" } else { "an input or a parameter" };
+        let reason = format!(
+            "one of the tensors needed for the gradient has been modified by an in-place operation: {what}, a {} \
+             tensor of shape {:?}",
+            self.tensor.dtype(),
+            self.tensor.size()
+        );
+        Err(Error::gradient(Replay::NAME, reason))
+    }
 }
 
 /// A captured backward pass.
@@ -316,24 +387,54 @@ impl BackwardPass {
     }
 }
 
-/// The last replay of each pass of callables that were captured together, by the position of the capture.
+/// The last replay of each pass of callables in a pool, by the position of the capture.
 #[derive(Debug, Default)]
 struct PassLog {
     /// Number of replays.
     replays: u64,
     /// The number of the last replay at each position.
     last: Vec<u64>,
+    /// Callables with a recorded call whose backward pass has not run.
+    pending: Vec<Weak<Graphs>>,
 }
 
 impl PassLog {
-    /// Numbers a replay of the pass at `position`.
-    fn replay(&mut self, position: usize) -> u64 {
-        self.replays += 1;
-        if self.last.len() <= position {
-            self.last.resize(position + 1, 0);
+    /// Returns the first of `passes` new positions.
+    fn reserve(&mut self, passes: usize) -> usize {
+        let first = self.last.len();
+        self.last.resize(first + passes, 0);
+        first
+    }
+
+    /// Replays the graph of the pass at `position`, and returns the number of the replay. Records the versions of pending
+    /// results again, because the replay counts as a write of them.
+    fn replay(&mut self, position: usize, graph: &CudaGraph) -> Result<u64> {
+        let mut unchanged = Vec::new();
+        for graphs in self.pending.iter().filter_map(Weak::upgrade) {
+            let versions = graphs.versions();
+            for (i, (saved, version)) in graphs.saved.iter().zip(&*versions).enumerate() {
+                if saved.in_pool && saved.has(version) {
+                    unchanged.push((Arc::clone(&graphs), i));
+                }
+            }
         }
+        graph.replay()?;
+        for (graphs, i) in unchanged {
+            graphs.versions()[i] = graphs.saved[i].version();
+        }
+        self.replays += 1;
         self.last[position] = self.replays;
-        self.replays
+        Ok(self.replays)
+    }
+
+    /// Sets whether a recorded call of `graphs` waits for its backward pass.
+    fn set_pending(&mut self, graphs: &Arc<Graphs>, is_pending: bool) {
+        let address = Arc::as_ptr(graphs);
+        self.pending.retain(|other| other.strong_count() > 0 && other.as_ptr() != address);
+        if is_pending {
+            *graphs.versions() = graphs.saved.iter().map(SavedTensor::version).collect();
+            self.pending.push(Arc::downgrade(graphs));
+        }
     }
 
     /// Returns whether a later replay may have overwritten the intermediate results of forward replay `number`. Passes
@@ -342,6 +443,10 @@ impl PassLog {
         let between = |position: usize| forward < position && position < backward;
         self.last.iter().enumerate().any(|(at, last)| *last > number && !between(at))
     }
+}
+
+fn lock(passes: &Mutex<PassLog>) -> MutexGuard<'_, PassLog> {
+    passes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A function whose forward and backward passes are replays of graphs. [`make_graphed_callables`] creates it. Clones
@@ -353,6 +458,10 @@ pub struct GraphedCallable(Arc<Graphs>);
 struct Graphs {
     forward: ForwardPass,
     backward: Option<BackwardPass>,
+    saved: Vec<SavedTensor>,
+    /// Versions of the saved tensors after the forward replay of the last recorded call. Accessed only while `passes` is
+    /// locked.
+    versions: Mutex<Vec<Version>>,
     device: Device,
     /// Positions of the forward and the backward capture.
     positions: [usize; 2],
@@ -360,19 +469,26 @@ struct Graphs {
     passes: Arc<Mutex<PassLog>>,
 }
 
+impl Graphs {
+    fn versions(&self) -> MutexGuard<'_, Vec<Version>> {
+        self.versions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl GraphedCallable {
     /// Copies the inputs into the memory of the capture, and replays the forward pass.
     ///
     /// The results are valid until the next call. A backward pass that needs them later fails. Run the backward pass
-    /// of this call at most once, and before the next call.
+    /// of this call at most once, and before the next call. As without graphs, do not change results and parameters that
+    /// the backward pass reads before it runs. The inputs may be changed, because the call copies them.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the inputs differ from the sample inputs in number, sizes, dtype or device, or
     /// if gradients are enabled and an input requires a gradient that its sample did not require. [`ErrorKind::Moved`]
     /// if a module replaced a parameter. [`ErrorKind::Capture`] in a capture. Errors of
     /// [every op](Tensor#errors-of-every-op). The backward pass fails with [`ErrorKind::Gradient`] under
-    /// `create_graph`, and if another call, or a pass of a callable that was captured together with this one, has
-    /// overwritten its intermediate results.
+    /// `create_graph`, if a tensor that it reads was changed in place, and if another call, or a pass of another callable
+    /// in the same pool, has overwritten its intermediate results.
     #[track_caller]
     pub fn call(&self, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         const OP: &str = Replay::NAME;
@@ -403,13 +519,16 @@ impl GraphedCallable {
         }
         parameters.iter().try_for_each(|parameter| check_not_moved(OP, parameter))?;
         let inputs: Vec<&Tensor> = inputs.iter().copied().chain(parameters).collect();
-        Replay { graphs: Arc::clone(&self.0), number: OnceLock::new() }.apply(&inputs)
+        let graphs = Arc::clone(&self.0);
+        let is_recorded = should_record(&inputs);
+        Replay { graphs, is_recorded, number: OnceLock::new() }.apply(&inputs)
     }
 }
 
 /// One call of a graphed callable.
 struct Replay {
     graphs: Arc<Graphs>,
+    is_recorded: bool,
     /// The number of the forward replay.
     number: OnceLock<u64>,
 }
@@ -420,34 +539,39 @@ impl Function for Replay {
     fn forward(&self, _: &mut ToSave, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let Graphs { forward, device, positions, passes, .. } = &*self.graphs;
         let _device = super::device(*device)?;
-        let mut passes = passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut passes = lock(passes);
         for (own, input) in forward.inputs.iter().zip(inputs) {
             own.copy_(input, ())?;
         }
-        forward.graph.replay()?;
-        let _ = self.number.set(passes.replay(positions[0]));
+        let _ = self.number.set(passes.replay(positions[0], &forward.graph)?);
+        passes.set_pending(&self.graphs, self.is_recorded);
         Ok(forward.outputs.iter().map(Tensor::detach).collect())
     }
 
     fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
-        let Graphs { backward, device, positions, passes, .. } = &*self.graphs;
+        let Graphs { backward, saved, device, positions, passes, .. } = &*self.graphs;
         let fail = |reason: &str| Err(Error::gradient(Self::NAME, reason));
         if is_grad_enabled() {
             return fail(
                 "a graphed callable has no gradients of gradients, which a pass with `create_graph` records",
             );
         }
-        let Some(backward) = backward else {
+        let (Some(backward), Some(number)) = (backward, self.number.get()) else {
             return fail("no result required a gradient when the callable was captured");
         };
         let _device = super::device(*device)?;
-        let mut passes = passes.lock().unwrap_or_else(PoisonError::into_inner);
-        if passes.overwrote(*positions, self.number.get().copied().unwrap_or(0)) {
+        let mut passes = lock(passes);
+        if passes.overwrote(*positions, *number) {
             return fail(
                 "its intermediate results were overwritten by another pass; run the backward pass once for each call, \
-                 and those of callables that were captured together in the reverse order of their calls",
+                 those of callables that were captured together in the reverse order of their calls, and those of \
+                 callables that share a pool but were captured apart before calls of the others",
             );
         }
+        // No later call was made, so the versions are those of this call.
+        let versions = self.graphs.versions();
+        saved.iter().zip(&*versions).try_for_each(|(tensor, version)| tensor.check(version))?;
+        drop(versions);
         for (own, grad) in backward.output_grads.iter().zip(grads) {
             match (own, grad) {
                 (Some(own), Some(grad)) => own.copy_(grad, ()).map(drop)?,
@@ -455,8 +579,8 @@ impl Function for Replay {
                 (None, _) => {}
             }
         }
-        backward.graph.replay()?;
-        passes.replay(positions[1]);
+        passes.set_pending(&self.graphs, false);
+        passes.replay(positions[1], &backward.graph)?;
         Ok(backward.input_grads.iter().map(|grad| grad.as_ref().map(Tensor::detach)).collect())
     }
 }

@@ -15,8 +15,12 @@ crate::rows! {
     schedules64(1) s38_graphed_callables_are_ordered_with_other_work
         gpu_s38_graphed_callables_are_ordered_with_other_work => in_order;
     worlds(1) s38_several_callables_share_a_pool gpu_s38_several_callables_share_a_pool => several;
+    worlds(1) s38_callables_captured_apart_may_share_a_pool
+        gpu_s38_callables_captured_apart_may_share_a_pool => apart;
     worlds(1) s38_inputs_may_be_unused gpu_s38_inputs_may_be_unused => unused;
     worlds(1) s38_a_second_backward_pass_is_an_error gpu_s38_a_second_backward_pass_is_an_error => twice;
+    worlds(1) s38_changes_of_tensors_that_a_graphed_pass_reads_are_errors
+        gpu_s38_changes_of_tensors_that_a_graphed_pass_reads_are_errors => changed;
     worlds(1) s38_calls_that_do_not_fit_are_errors gpu_s38_calls_that_do_not_fit_are_errors => bad_calls;
     worlds(1) s38_functions_that_cannot_be_graphed_are_errors
         gpu_s38_functions_that_cannot_be_graphed_are_errors => bad_functions;
@@ -193,6 +197,54 @@ fn several(world: &World) -> Result<()> {
         let z = second.call(&[&x])?.remove(0);
         z.sum(())?.backward()?;
         y.sum(())?.backward()?;
+        // The replay of the second part does not hide a change of the first part's result.
+        let y = first.call(&[&x])?.remove(0);
+        y.mul_(2.0)?;
+        let z = second.call(&[&x])?.remove(0);
+        z.sum(())?.backward()?;
+        let text = "modified by an in-place operation";
+        gradient(&y.sum(())?.backward().unwrap_err(), text);
+        let y = first.call(&[&x])?.remove(0);
+        let z = second.call(&[&x])?.remove(0);
+        z.mul_(2.0)?;
+        gradient(&z.sum(())?.backward().unwrap_err(), text);
+        y.sum(())?.backward()?;
+    }
+    Ok(())
+}
+
+/// Two calls of `make_graphed_callables` with one pool. The second capture reuses the memory of the first.
+fn apart(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let pool = graph_pool_handle(device)?;
+        let weight = full([8, 8], 0.125, device)?.requires_grad_(true)?;
+        let make = || -> Result<GraphedCallable> {
+            let layer = |x: &[Tensor]| Ok(vec![x[0].matmul(&weight)?.exp()?.square()?.mul(0.5)?]);
+            let callable = Callable::new(layer, &[&zeros([4, 8], device)?]);
+            let [one] =
+                cuda::make_graphed_callables([callable], GraphedOptions::new().pool(&pool))?;
+            Ok(one)
+        };
+        let (first, second) = (make()?, make()?);
+        let call = |callable: &GraphedCallable, x: f64| {
+            callable.call(&[&full([4, 8], x, device)?])?.remove(0).sum(())
+        };
+        for [one, two] in [[&first, &second], [&second, &first]] {
+            for x in [0.0, 0.5] {
+                call(one, x)?.backward()?;
+                let grad = bits(&[weight.grad().expect("a gradient")])?;
+                weight.set_grad(None)?;
+                call(two, x)?.backward()?;
+                assert!(grad == bits(&[weight.grad().expect("a gradient")])?);
+                weight.set_grad(None)?;
+            }
+            // Any pass of the other set may overwrite intermediate results.
+            let y = call(one, 0.0)?;
+            let z = call(two, 0.5)?;
+            gradient(&y.backward().unwrap_err(), "overwritten by another pass");
+            z.backward()?;
+            weight.set_grad(None)?;
+        }
     }
     Ok(())
 }
@@ -252,6 +304,59 @@ fn twice(world: &World) -> Result<()> {
         let former = model(&x)?.square()?.sum(())?;
         model(&x)?;
         gradient(&former.backward().unwrap_err(), "modified by an in-place operation");
+    }
+    Ok(())
+}
+
+/// A graphed callable reports the changes that eager code reports, and no others.
+fn changed(world: &World) -> Result<()> {
+    type Model<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
+    let text = "modified by an in-place operation";
+    for device in 0..world.devices {
+        let weight = full([2, 2], 0.5, device)?.requires_grad_(true)?;
+        let bias = full([2], 0.25, device)?.requires_grad_(true)?;
+        let mask = full([2], 2.0, device)?;
+        let sample = zeros([2, 2], device)?.requires_grad_(true)?;
+        let exp = |x: &Tensor| x.matmul(&weight)?.exp();
+        let linear = |x: &Tensor| x.matmul(&weight)?.add(&bias);
+        let masked = |x: &Tensor| x.mul(&mask)?.add(&bias);
+        let (graphed_exp, graphed_linear) = (graphed(exp, &sample)?, graphed(linear, &sample)?);
+        let graphed_masked = graphed(masked, &sample)?;
+        let x = || ones([2, 2], device)?.requires_grad_(true);
+
+        for exp in [&exp as Model<'_>, &graphed_exp] {
+            let y = exp(&x()?)?;
+            y.mul_(2.0)?;
+            gradient(&y.sum(())?.backward().unwrap_err(), text);
+            let y = exp(&x()?)?;
+            no_grad(|| y.detach().select(0, 1)?.zero_().map(drop))?;
+            gradient(&y.sum(())?.backward().unwrap_err(), text);
+            let y = exp(&x()?)?;
+            no_grad(|| weight.add_(1.0).map(drop))?;
+            gradient(&y.sum(())?.backward().unwrap_err(), text);
+            no_grad(|| weight.add_(-1.0).map(drop))?;
+        }
+        for masked in [&masked as Model<'_>, &graphed_masked] {
+            let y = masked(&x()?)?;
+            mask.add_(1.0)?;
+            gradient(&y.sum(())?.backward().unwrap_err(), text);
+        }
+        // The backward pass reads neither the result nor the bias.
+        for linear in [&linear as Model<'_>, &graphed_linear] {
+            let x = x()?;
+            let y = linear(&x)?;
+            y.mul_(2.0)?;
+            no_grad(|| bias.add_(1.0).map(drop))?;
+            y.sum(())?.backward()?;
+            assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [2.0; 4]);
+        }
+        // A call copies its input, so the program may change the input.
+        weight.set_grad(None)?;
+        let input = full([2, 2], 3.0, device)?;
+        let y = graphed_linear(&input)?;
+        input.zero_()?;
+        y.sum(())?.backward()?;
+        assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [6.0; 4]);
     }
     Ok(())
 }
