@@ -7,6 +7,7 @@
 use std::ffi::c_uint;
 use std::mem::offset_of;
 use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUcontext, CUgraph, CUgraphNode};
 
@@ -49,6 +50,30 @@ struct ConditionalParams {
     /// Written by the driver: the bodies, in memory of the driver.
     bodies: *const CUgraph,
     context: CUcontext,
+}
+
+/// Streams of this process that are captured into bodies.
+static BODIES: Mutex<Vec<StreamHandle>> = Mutex::new(Vec::new());
+
+fn bodies() -> MutexGuard<'static, Vec<StreamHandle>> {
+    BODIES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns an error if a body is being captured on the device. A synchronization of the device would
+/// fail, too, but it would also invalidate the capture, and drivers up to 13.0 crash at the end of
+/// an invalidated body.
+pub(super) fn check_no_body(device: usize) -> Result<()> {
+    if bodies().iter().all(|body| body.device() != device) {
+        return Ok(());
+    }
+    let (call, code) = ("cuCtxSynchronize", CudaCode::STREAM_CAPTURE_UNSUPPORTED);
+    let why = "the body of a conditional node is being captured";
+    Err(DriverError::cuda(call, code, Some(device)).with_detail(|| why.into()))
+}
+
+/// Records the end of a stream's capture.
+pub(super) fn body_ended(stream: StreamHandle) {
+    bodies().retain(|body| *body != stream);
 }
 
 const _: () = assert!(size_of::<NodeParams>() == 256 && offset_of!(NodeParams, conditional) == 16);
@@ -167,10 +192,15 @@ impl CudaDriver {
     pub(super) fn begin_body(&self, stream: StreamHandle, body: GraphHandle) -> Result<()> {
         let (raw, graph) = (raw_stream(stream), body.raw() as usize as CUgraph);
         let mode = mode_number(CaptureMode::Relaxed);
-        call!(
+        bodies().push(stream);
+        let begun = call!(
             self,
             stream.device(),
             cuStreamBeginCaptureToGraph?(raw, graph, ptr::null(), ptr::null(), 0, mode)
-        )
+        );
+        if begun.is_err() {
+            body_ended(stream);
+        }
+        begun
     }
 }

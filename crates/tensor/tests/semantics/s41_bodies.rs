@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use warpline::cuda::{self, CudaGraph, Stream, graph_if, graph_while};
 use warpline::{
     DType, Error, ErrorKind, RaceReport, Result, SyncPolicy, Tensor, full, no_grad, ones, rand,
-    tensor, zeros,
+    tensor, with_runtime, zeros,
 };
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
@@ -36,8 +36,34 @@ crate::rows! {
         gpu_s41_streams_of_a_body_share_its_memory_under_manual => shared_memory_in_order;
     schedules(1) s41_streams_around_a_body_are_refused_in_it
         gpu_s41_streams_around_a_body_are_refused_in_it => around;
+    schedules(1) s41_other_threads_do_not_synchronize_during_a_body
+        gpu_s41_other_threads_do_not_synchronize_during_a_body => synchronized;
     schedules(1) s41_tensors_of_a_body_are_refused_outside_it
         gpu_s41_tensors_of_a_body_are_refused_outside_it => outside;
+}
+
+/// Another thread synchronizes the device while a body is captured. A GPU refuses this, and the capture goes on. The
+/// simulator captures on the host, so it may allow it.
+fn synchronized(world: &World) -> Result<()> {
+    let condition = ones([], (DType::Bool, 0))?;
+    let x = zeros([3], 0)?;
+    let (graph, ()) = captured(|| {
+        graph_if(&condition, || {
+            x.add_(1.0)?;
+            let result = std::thread::scope(|scope| {
+                let other = || with_runtime(&world.runtime, || cuda::synchronize(0));
+                scope.spawn(other).join().expect("no panic")
+            });
+            match result {
+                Ok(()) => assert!(!world.real),
+                Err(error) => assert!(error.to_string().contains("captur"), "{error}"),
+            }
+            x.add_(1.0).map(drop)
+        })
+    })?;
+    graph.replay()?;
+    assert_eq!(x.to_vec::<f32>()?, [2.0; 3]);
+    Ok(())
 }
 
 /// The body uses results of a stream that joined the capture, and the other way round. Two bodies
