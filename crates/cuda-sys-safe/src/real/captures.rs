@@ -72,7 +72,7 @@ pub(super) fn check_no_body(device: usize) -> Result<()> {
 }
 
 /// Records the end of a stream's capture.
-pub(super) fn body_ended(stream: StreamHandle) {
+fn body_ended(stream: StreamHandle) {
     bodies().retain(|body| *body != stream);
 }
 
@@ -99,6 +99,16 @@ impl CudaDriver {
             1 => CaptureStatus::Active(id),
             _ => CaptureStatus::Invalidated,
         })
+    }
+
+    /// Ends the capture of a stream.
+    pub(super) fn end_capture_of(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        let (device, raw, mut graph) = (stream.device(), raw_stream(stream), ptr::null_mut());
+        let ended = call!(self, device, cuStreamEndCapture(raw, &mut graph));
+        body_ended(stream);
+        ended?;
+        // SAFETY: this driver has just created the object.
+        Ok(unsafe { GraphHandle::from_raw(device, graph as usize as u64) })
     }
 
     /// Returns the graph that a stream is captured into, with the nodes that its next work depends

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 };
 
 use super::call_macros::{call, release};
-use super::captures::{body_ended, check_no_body};
+use super::captures::check_no_body;
 use super::raw::{
     VERBOSE_DOT, host_flags, mode_number, mode_of, on_device, pinned_on, raw_access, raw_event,
     raw_pool, raw_stream,
@@ -500,13 +500,7 @@ unsafe impl Driver for CudaDriver {
     }
 
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
-        let mut graph: CUgraph = ptr::null_mut();
-        let ended =
-            call!(self, stream.device(), cuStreamEndCapture(raw_stream(stream), &mut graph));
-        body_ended(stream);
-        ended?;
-        // SAFETY: this driver has just created the object.
-        Ok(unsafe { GraphHandle::from_raw(stream.device(), graph as usize as u64) })
+        self.end_capture_of(stream)
     }
 
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
