@@ -479,8 +479,8 @@ impl GraphedCallable {
     /// Copies the inputs into the memory of the capture, and replays the forward pass.
     ///
     /// The results are valid until the next call. A backward pass that needs them later fails. Run the backward pass
-    /// of this call at most once, and before the next call. As without graphs, do not change results and parameters that
-    /// the backward pass reads before it runs. The inputs may be changed, because the call copies them.
+    /// of this call at most once, and before the next call. Until the backward pass has run, do not change the results
+    /// and parameters that this pass reads. The inputs may be changed, because the call copies them.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] if the inputs differ from the sample inputs in number, sizes, dtype or device, or
