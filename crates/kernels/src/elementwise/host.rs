@@ -47,19 +47,41 @@ pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
     n: usize,
     f: impl Fn([C; N]) -> R,
 ) {
-    let whole = n - n % LANES;
-    for k in (0..whole).step_by(LANES) {
+    let mut k = 0;
+    while k + LANES <= n {
         // SAFETY: `k + LANES` is at most `n`, for which the caller guarantees valid pointers.
-        unsafe {
-            let x: [[C; LANES]; N] = inputs.map(|input| input.add(k).cast::<[C; LANES]>().read());
-            let r: [R; LANES] = from_fn(|j| f(from_fn(|i| x[i][j])));
-            out.add(k).cast::<[R; LANES]>().write(r);
+        let x: [[C; LANES]; N] = unsafe { at(inputs, k) };
+        for j in 0..LANES {
+            // SAFETY: `k + j` is less than `n`.
+            unsafe { out.add(k + j).write(f(lane(&x, j))) };
         }
+        k += LANES;
     }
-    for k in whole..n {
+    while k < n {
         // SAFETY: `k` is less than `n`, for which the caller guarantees valid pointers.
-        unsafe { out.add(k).write(f(inputs.map(|input| input.add(k).read()))) };
+        unsafe { out.add(k).write(f(lane::<_, 1, N>(&at(inputs, k), 0))) };
+        k += 1;
     }
+}
+
+/// Reads a `[C; M]` from each input, `k` elements after its begin. Like [`lane`], this is a function so that it is
+/// compiled once for all ops.
+///
+/// # Safety
+/// Each input is valid for reads of `M` elements from `k` on.
+#[inline(always)]
+unsafe fn at<C: Copy, const M: usize, const N: usize>(
+    inputs: [*const C; N],
+    k: usize,
+) -> [[C; M]; N] {
+    // SAFETY: the caller guarantees that the reads are valid.
+    inputs.map(|input| unsafe { input.add(k).cast::<[C; M]>().read() })
+}
+
+/// Returns element `j` of each array.
+#[inline(always)]
+fn lane<C: Copy, const M: usize, const N: usize>(x: &[[C; M]; N], j: usize) -> [C; N] {
+    from_fn(|i| x[i][j])
 }
 
 /// Applies a function of slices.
@@ -136,15 +158,29 @@ where
     O: HostElement,
     F: Function<T::Compute, I, Out = O::Compute>,
 {
+    // SAFETY: the caller guarantees what `run_slices` requires.
+    unsafe { run_slices::<T, O, I>(F::run, inputs, out, n) }
+}
+
+/// Calls `f` for [`slices`]. It is compiled once for all ops of these types.
+///
+/// # Safety
+/// The conditions of [`slices`], and `f` is a [`Function::run`].
+unsafe fn run_slices<T: HostElement, O: HostElement, const I: usize>(
+    f: unsafe fn([*const T::Compute; I], *mut O::Compute, usize),
+    inputs: &[*const u8],
+    out: *mut u8,
+    n: usize,
+) {
     let inputs = from_fn(|k| inputs[k].cast::<T::Compute>());
     if TypeId::of::<T>() == TypeId::of::<O>() {
         // SAFETY: the caller guarantees that each pointer leads to `n` values. `O::Compute` is
         // `T::Compute`, because `O` is `T`.
-        return unsafe { F::run(inputs, out.cast(), n) };
+        return unsafe { f(inputs, out.cast(), n) };
     }
     let mut results = [O::Compute::from_bits(0); SLICE];
     // SAFETY: the caller guarantees that each input has `n` values, and `results` has room for 512.
-    unsafe { F::run(inputs, results.as_mut_ptr(), n) };
+    unsafe { f(inputs, results.as_mut_ptr(), n) };
     for (k, result) in results[..n].iter().enumerate() {
         // SAFETY: `k` is less than `n`, for which the caller guarantees a valid `out`.
         unsafe { out.cast::<T::Compute>().add(k).write(T::Compute::from_number(*result)) };

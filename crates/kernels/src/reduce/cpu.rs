@@ -11,7 +11,7 @@ use super::plan::Plan;
 use crate::math::{Loop, vectorized};
 use warpline_runtime::DType;
 use warpline_runtime::dispatch;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, SharedPtr};
+use warpline_runtime::host::{self, Cast, CastAny, GRAIN, HostElement, Number, SharedPtr};
 
 /// Number of results or tiles below which several threads share the elements of a result.
 const FEW: usize = 64;
@@ -34,7 +34,7 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
     let result = SharedPtr::<u8>::operand(launch, 1);
     // SAFETY: the result has an element for each output, and only one thread writes this element.
     let write_result =
-        |output: usize, acc: F::Acc| unsafe { store::<F, T>(result, plan, output, acc) };
+        |output: usize, acc: F::Acc| unsafe { store(result, plan, output, F::result(acc)) };
     let [near, far] = [plan.kept.inner().1[0], plan.reduced.inner().1[0]].map(isize::abs);
     // SAFETY: the caller guarantees that all elements of the plan are readable.
     unsafe {
@@ -46,17 +46,11 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
     }
 }
 
-/// Converts a partial result to the element of one result, and writes it.
+/// Converts a value to the element of one result, and writes it. Compiled once for all reductions with values of this type.
 ///
 /// # Safety
 /// The result has an element for `output`, of the plan's dtype, and no other thread writes it.
-unsafe fn store<F: Fold<T>, T: ReduceElement>(
-    result: SharedPtr<u8>,
-    plan: &Plan,
-    output: usize,
-    acc: F::Acc,
-) {
-    let value = F::result(acc);
+unsafe fn store<V: Number + CastAny>(result: SharedPtr<u8>, plan: &Plan, output: usize, value: V) {
     let at = plan.kept.offsets(output)[1];
     dispatch!(DType::ALL[plan.result_dtype as usize], all R => {
         let value = if plan.divisor == 1.0 {

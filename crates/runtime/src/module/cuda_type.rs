@@ -77,8 +77,12 @@ impl Definitions {
     /// If the sizes of `fields` do not add up to the size of `S`: the struct has padding, whose uninitialized bytes
     /// would be sent to the GPU, or `fields` lacks a field.
     pub fn structure<S>(&mut self, name: &str, fields: &[Field]) {
+        self.define(name, fields, size_of::<S>());
+    }
+
+    fn define(&mut self, name: &str, fields: &[Field], size: usize) {
         let used: usize = fields.iter().map(|field| field.size).sum();
-        assert_eq!(used, size_of::<S>(), "{name} has padding, or fields that were left out");
+        assert_eq!(used, size, "{name} has padding, or fields that were left out");
         if self.names.iter().any(|known| known == name) {
             return;
         }
@@ -101,7 +105,7 @@ impl Definitions {
         for field in fields {
             let _ = writeln!(text, "    {};", field.declaration);
         }
-        let _ = writeln!(text, "}};\nstatic_assert(sizeof({name}) == {}, \"\");", size_of::<S>());
+        let _ = writeln!(text, "}};\nstatic_assert(sizeof({name}) == {size}, \"\");");
     }
 
     pub(super) fn into_text(self) -> String {
