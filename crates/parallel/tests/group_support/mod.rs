@@ -1,7 +1,7 @@
 //! Test support: ranks that are threads of one process.
 #![allow(dead_code)] // each test binary uses only some items
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpline::{
@@ -71,14 +71,13 @@ pub(crate) fn schedules_at_once(ranks: usize, body: impl Fn(&Ranks) + Sync) {
 
 /// Runs cases that mostly wait. Runs a few at a time, so that no rank misses its time limit for lack of a processor.
 pub(crate) fn at_once<T: Sync>(cases: &[T], body: impl Fn(&T) + Sync) {
-    let body = &body;
-    for cases in cases.chunks(4) {
-        std::thread::scope(|scope| {
-            for case in cases {
-                scope.spawn(move || body(case));
-            }
-        });
-    }
+    let (cases, body) = (Mutex::new(cases.iter()), &body);
+    let next = || cases.lock().unwrap().next();
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| std::iter::from_fn(next).for_each(body));
+        }
+    });
 }
 
 fn specs(ranks: usize) -> Vec<String> {

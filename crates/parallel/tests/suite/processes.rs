@@ -11,7 +11,7 @@ use warpline_parallel::distributed::{
 
 use crate::ddp::killed;
 use crate::ddp::model::{small_buckets, train, train_alone};
-use crate::group_support::{LONG, gpu_spec, number};
+use crate::group_support::{LONG, at_once, gpu_spec, number};
 
 /// Environment variable with the name of the test program that a rank runs.
 const PART: &str = "WARPLINE_TEST_PART";
@@ -214,9 +214,8 @@ fn processes_on_the_cpu_need_no_device() {
 
 #[test]
 fn a_killed_process_is_named_by_all_others_which_continue() {
-    for seed in 0..number("WARPLINE_SCHEDULES", 8).min(8) {
-        one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3);
-    }
+    let seeds: Vec<usize> = (0..number("WARPLINE_SCHEDULES", 8).min(8)).collect();
+    at_once(&seeds, |seed| one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3));
 }
 
 #[test]
