@@ -47,9 +47,9 @@ pub(super) fn unused_entries(manifest: &str, text: &str, crates: &[Crate]) -> Ve
     named.filter(is_unused).map(complaint).collect()
 }
 
-/// Returns whether a source names a crate, in code or in a documented example.
+/// Returns whether a path in a source begins with a crate, in code or in a documented example.
 fn names(source: &SourceFile, crate_name: &str) -> bool {
-    source.lines_with(crate_name).next().is_some() || source.documents(&format!("{crate_name}::"))
+    source.has_path_from(crate_name) || source.documents(&format!("{crate_name}::"))
 }
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
     fn complaints(dependencies: &[(&str, Option<&str>)]) -> Vec<String> {
         let text = "[dependencies]\nused-crate = \"1\"\nunused = \"1\"\n";
         let sources = [
-            SourceFile::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\n"),
+            SourceFile::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\nfn unused() {}\n"),
             SourceFile::new("crates/a/tests/b.rs", "use of_tests::Name;\n"),
             SourceFile::new("crates/a/src/c.rs", "//! ```\n//! use of_examples::Name;\n//! ```\n"),
         ]

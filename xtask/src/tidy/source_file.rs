@@ -55,6 +55,14 @@ impl SourceFile {
         idents.map(|ident| ident.span().start().line)
     }
 
+    /// Returns whether a path in the code begins with the crate or module `name`, as `name::item` does.
+    pub(super) fn has_path_from(&self, name: &str) -> bool {
+        self.words.idents.iter().filter(|ident| *ident == name).any(|ident| {
+            let at = ident.span().byte_range();
+            self.text[at.end..].starts_with("::") && !self.text[..at.start].ends_with("::")
+        })
+    }
+
     /// Returns whether a doc comment contains `text`.
     pub(super) fn documents(&self, text: &str) -> bool {
         self.words.docs.iter().any(|doc| doc.contains(text))
@@ -124,6 +132,15 @@ mod tests {
         let source = source.unwrap();
         assert_eq!(source.lines_with("unsafe").collect::<Vec<_>>(), [2]);
         assert_eq!(source.lines_with("code").count(), 0);
+    }
+
+    #[test]
+    fn only_the_first_name_of_a_path_begins_it() {
+        let text = "/* é */ use a::{b::c, d};\nfn f() { m!(e::g()); crate::h::i(); let j: d = k; }\n";
+        let source = SourceFile::new("a.rs", text).unwrap();
+        let names = ["a", "b", "c", "d", "e", "h", "i", "j", "k"];
+        let found: Vec<_> = names.into_iter().filter(|name| source.has_path_from(name)).collect();
+        assert_eq!(found, ["a", "b", "e"]);
     }
 
     #[test]
