@@ -106,7 +106,9 @@ pub mod conv {
     }
 }
 
-/// Settings of recurrent layers (`torch.backends.cudnn.rnn`).
+/// Settings of recurrent layers (`torch.backends.cudnn.rnn`). They are kept and read back, but change no result: the
+/// recurrent layers here are made of matrix products, which follow [`cuda::matmul`](super::cuda::matmul). PyTorch's
+/// layers call cuDNN, which rounds to TF32 by default.
 pub mod rnn {
     super::precision_functions! {
         Rnn "recurrent layers on CUDA" "torch.backends.cudnn.rnn" "`ieee`, `tf32` or `none`"

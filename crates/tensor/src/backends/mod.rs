@@ -11,6 +11,8 @@
 //! | convolutions on CUDA | the same in [`cudnn::conv`] | that of CUDA, or else `tf32` |
 //! | recurrent layers on CUDA | the same in [`cudnn::rnn`] | that of CUDA, or else `tf32` |
 //!
+//! The setting of recurrent layers [changes no result](cudnn::rnn).
+//!
 //! `ieee` keeps 24 bits of each factor, `tf32` 11 bits. The settings belong to the process, or to the runtime of
 //! [`with_runtime`](crate::with_runtime). A captured product keeps the precision of its capture.
 //!
