@@ -75,7 +75,10 @@ mod tests {
     fn complaints(dependencies: &[(&str, Option<&str>)]) -> Vec<String> {
         let text = "[dependencies]\nused-crate = \"1\"\nunused = \"1\"\n";
         let sources = [
-            SourceFile::new("crates/a/src/lib.rs", "// unused\nuse used_crate::Name;\nfn unused() {}\n"),
+            SourceFile::new(
+                "crates/a/src/lib.rs",
+                "// unused\nuse used_crate::Name;\nfn unused() {}\n",
+            ),
             SourceFile::new("crates/a/tests/b.rs", "use of_tests::Name;\n"),
             SourceFile::new("crates/a/src/c.rs", "//! ```\n//! use of_examples::Name;\n//! ```\n"),
         ]

@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn only_the_first_name_of_a_path_begins_it() {
-        let text = "/* é */ use a::{b::c, d};\nfn f() { m!(e::g()); crate::h::i(); let j: d = k; }\n";
+        let text =
+            "/* é */ use a::{b::c, d};\nfn f() { m!(e::g()); crate::h::i(); let j: d = k; }\n";
         let source = SourceFile::new("a.rs", text).unwrap();
         let names = ["a", "b", "c", "d", "e", "h", "i", "j", "k"];
         let found: Vec<_> = names.into_iter().filter(|name| source.has_path_from(name)).collect();

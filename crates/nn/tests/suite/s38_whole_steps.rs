@@ -1,7 +1,7 @@
 //! S38: the examples of PyTorch's note on CUDA graphs. Captured steps equal eager steps bit for bit, over 3 or 100
 //! steps.
 
-use warpline::amp::autocast;
+use warpline::amp::{AutocastOptions, autocast};
 use warpline::cuda::{self, Callable, CudaGraph};
 use warpline::functional::mse_loss;
 use warpline::{DType, Result, Tensor, arange, manual_seed, zeros};
@@ -15,6 +15,8 @@ rows! {
     worlds(1) s38_whole_networks_are_captured gpu_s38_whole_networks_are_captured => whole_network;
     schedules(1) s38_a_captured_network_is_ordered_with_its_inputs
         gpu_s38_a_captured_network_is_ordered_with_its_inputs => whole_network_in_order;
+    worlds(1) s38_whole_networks_are_captured_with_mixed_precision
+        gpu_s38_whole_networks_are_captured_with_mixed_precision => whole_network_mixed;
     worlds(1) s38_parts_of_networks_are_captured gpu_s38_parts_of_networks_are_captured => partial_network;
     worlds(1) s38_graphs_work_with_mixed_precision gpu_s38_graphs_work_with_mixed_precision => mixed_precision;
 }
@@ -55,26 +57,38 @@ fn sgd(parameters: Vec<Tensor>) -> Result<SGD> {
 }
 
 fn whole_network(_: &World) -> Result<()> {
-    compare_whole_network(100)
+    compare_whole_network(100, false)
+}
+
+/// The whole step, with the regions of autocast and the updates of the scale, is one graph.
+fn whole_network_mixed(_: &World) -> Result<()> {
+    compare_whole_network(100, true)
 }
 
 fn whole_network_in_order(_: &World) -> Result<()> {
-    compare_whole_network(3)
+    compare_whole_network(3, false)
 }
 
 /// The note's `whole-network-capture`: forward pass, loss, backward pass and step are one graph.
-fn compare_whole_network(steps: usize) -> Result<()> {
+fn compare_whole_network(steps: usize, is_mixed: bool) -> Result<()> {
     let train = |is_captured: bool| -> Result<Vec<Vec<u32>>> {
         let model = model()?;
         let parameters = model.parameters();
         let mut optimizer = sgd(parameters.clone())?;
         let (input, target) = (values(INPUTS, 0)?, values(OUTPUTS, 1)?);
         manual_seed(2);
-        let step = |optimizer: &mut SGD| {
+        // The scale grows every 20 steps.
+        let options = GradScalerOptions::new().growth_interval(20).enabled(is_mixed);
+        let mut scaler = GradScaler::new(options)?;
+        let mut step = |optimizer: &mut SGD| {
             optimizer.zero_grad()?;
-            let loss = mse_loss(&model.forward(&input)?, &target, ())?;
-            loss.backward()?;
-            optimizer.step()?;
+            let options = AutocastOptions::new().dtype(DType::F16).cache_enabled(false);
+            let loss = autocast("cuda", options.enabled(is_mixed), || {
+                mse_loss(&model.forward(&input)?, &target, ())
+            })?;
+            scaler.scale(&loss)?.backward()?;
+            scaler.step(optimizer)?;
+            scaler.update()?;
             Ok(loss)
         };
         let side = cuda::Stream::new(())?;

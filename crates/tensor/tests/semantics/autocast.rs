@@ -9,6 +9,7 @@ use warpline::amp::{
 };
 use warpline::autograd::{Context, Function, Gradients, Modes, ToSave, checkpoint, no_grad};
 use warpline::cuda::{self, Stream, memory_allocated};
+use warpline::data::{DataLoader, Dataset};
 use warpline::functional::{add_layer_norm, binary_cross_entropy, linear};
 use warpline::{
     DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, einsum, full, ones, simulated,
@@ -389,4 +390,30 @@ fn bad_regions_are_refused() {
         assert!(refused.to_string().contains("binary_cross_entropy_with_logits"), "{refused}");
         Ok(())
     });
+}
+
+/// A dataset whose only sample is a product.
+struct Product;
+
+impl Dataset for Product {
+    type Sample = Tensor;
+
+    fn len(&self) -> usize {
+        1
+    }
+
+    fn get(&self, _: usize) -> Result<Tensor> {
+        ones([2, 2], ())?.matmul(&ones([2, 2], ())?)
+    }
+}
+
+#[test]
+fn workers_of_a_loader_are_in_the_region_of_their_epoch() -> Result<()> {
+    for workers in [0, 2] {
+        let loader = DataLoader::new(Product).num_workers(workers);
+        let dtype = || loader.iter()?.next().expect("a batch").map(|batch| batch.dtype());
+        assert_eq!(autocast("cpu", DType::BF16, dtype)?, DType::BF16);
+        assert_eq!(dtype()?, DType::F32);
+    }
+    Ok(())
 }

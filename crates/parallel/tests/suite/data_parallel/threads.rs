@@ -7,7 +7,8 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use warpline::{Device, Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
+use warpline::amp::autocast;
+use warpline::{DType, Device, Runtime, Tensor, cuda, full, ones, runtime, with_runtime};
 use warpline_parallel::{DataParallel, DataParallelError};
 
 use super::nets::{Counts, FnModule};
@@ -17,6 +18,8 @@ crate::on_both! {
     Auto([2, 3]) s28_several_modules_run_at_once gpu2_s28_several_modules_run_at_once => several;
     Auto([2, 3]) s28_choices_of_replicas_end_with_the_replicas gpu2_s28_choices_of_replicas_end_with_the_replicas => choices;
     Auto([2, 8]) s28_two_threads_share_one_module gpu2_s28_two_threads_share_one_module => shared;
+    Auto([2, 3]) s28_replicas_are_in_the_callers_region_of_autocast
+        gpu2_s28_replicas_are_in_the_callers_region_of_autocast => regions;
 }
 
 /// Replicas set streams and devices, and some panic afterwards. The next forward pass is not affected.
@@ -66,6 +69,15 @@ fn choices(devices: usize) -> TestResult {
             }
         }
     }
+    Ok(())
+}
+
+fn regions(devices: usize) -> TestResult {
+    let product = |x: Tensor| x.matmul(&ones([2, 2], x.device())?);
+    let net = DataParallel::new(FnModule(product), ())?;
+    let x = ones([2 * devices, 2], 0)?;
+    let mixed = autocast("cuda", DType::F16, || net.forward(x.clone()))?;
+    assert_eq!((mixed.dtype(), net.forward(x)?.dtype()), (DType::F16, DType::F32));
     Ok(())
 }
 
