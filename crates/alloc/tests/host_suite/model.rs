@@ -462,17 +462,17 @@ proptest! {
     ) {
         run(options, steps)?;
     }
+}
 
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
     #[test]
     fn blocks_in_pieces_agree_with_the_model(
         steps in proptest::collection::vec(step_in_pages(), 1..400),
     ) {
         run("policy:default", steps)?;
     }
-}
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
     #[test]
     fn options_that_change_while_blocks_live_agree_with_the_model(
         options in options_of_pages(),
