@@ -102,27 +102,33 @@ fn the_ports_learn_on_both_kinds_of_devices() {
     let output = build.arg(target).args(["--example", "ports"]).output().expect("cargo starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let program = folder.join("examples").join("ports").with_extension(EXE_EXTENSION);
-    for port in PORTS {
+    // The programs run on one core for most of their time.
+    let program = &program;
+    std::thread::scope(|scope| {
         for device in ["cpu", "cuda"] {
-            let (name, begin) = (port.name, std::time::Instant::now());
-            let output = Command::new(&program)
-                .args([name, "--device", device])
-                .args(port.args.split(' '))
-                .env("WARPLINE_DRIVER", "sim:1")
-                .env("TMPDIR", env!("CARGO_TARGET_TMPDIR"))
-                .env_remove("CUDA_VISIBLE_DEVICES")
-                .output()
-                .expect(name);
-            let errors = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{name} on {device}: {errors}");
-            let text = String::from_utf8_lossy(&output.stdout);
-            let numbers = numbers(&text, port.before);
-            println!("{name} on {device}: {:.1} s, {numbers:?}", begin.elapsed().as_secs_f64());
-            assert!(numbers.len() > 1, "{name} on {device} prints `{}`: {text}", port.before);
-            let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
-            assert!((port.learns)(first, last), "{name} on {device}: {first} to {last}\n{text}");
+            scope.spawn(move || PORTS.iter().for_each(|port| learns(program, port, device)));
         }
-    }
+    });
+}
+
+fn learns(program: &Path, port: &Port, device: &str) {
+    let (name, begin) = (port.name, std::time::Instant::now());
+    let output = Command::new(program)
+        .args([name, "--device", device])
+        .args(port.args.split(' '))
+        .env("WARPLINE_DRIVER", "sim:1")
+        .env("TMPDIR", env!("CARGO_TARGET_TMPDIR"))
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .output()
+        .expect(name);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} on {device}: {errors}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers = numbers(&text, port.before);
+    println!("{name} on {device}: {:.1} s, {numbers:?}", begin.elapsed().as_secs_f64());
+    assert!(numbers.len() > 1, "{name} on {device} prints `{}`: {text}", port.before);
+    let (first, last) = (numbers[0], numbers[numbers.len() - 1]);
+    assert!((port.learns)(first, last), "{name} on {device}: {first} to {last}\n{text}");
 }
 
 /// Returns the numbers that follow `before`.
