@@ -384,7 +384,7 @@ shared_handles! {
     IpcMemHandle;
     /// A handle with which another process opens this event (`CUipcEventHandle`).
     ///
-    /// ```compile_fail,E0423
+    /// ```compile_fail,E0603
     /// let forged = warpline_cuda_sys_safe::IpcEventHandle([0; 64]);
     /// ```
     IpcEventHandle;
