@@ -66,6 +66,7 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// - any other type, if the field is marked `#[module(skip)]`.
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
+/// Two members of a struct or a variant cannot have the same name.
 ///
 /// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
 /// own. The derive macro also implements `Display`, which writes the tree of modules as PyTorch's `print` does.
@@ -267,7 +268,8 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Returns all parameters and persistent buffers by name (`state_dict`). The tensors share the module's memory and
-    /// do not require gradients.
+    /// do not require gradients. If the module has several tensors of one name, the state has only the last of them,
+    /// and saving it is an error.
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
@@ -284,8 +286,8 @@ pub trait Module: Any + tree::AsDyn {
     ///
     /// # Errors
     /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState) with a [`LoadError`] as its source:
-    /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected; [`LoadError::Copy`]
-    /// if a copy fails.
+    /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected;
+    /// [`LoadError::Ambiguous`] if the module has several tensors of one name; [`LoadError::Copy`] if a copy fails.
     #[track_caller]
     fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
         state::load(&self.state_dict(), state, strict)

@@ -11,6 +11,8 @@ use warpline::{DType, Device, Error, ErrorKind, Result, Tensor};
 pub struct StateDict {
     entries: Vec<(String, Tensor)>,
     indices: HashMap<String, usize>,
+    /// Names under which the module has a second tensor, which the state lacks.
+    ambiguous: Vec<String>,
 }
 
 impl StateDict {
@@ -31,8 +33,17 @@ impl StateDict {
         None
     }
 
+    /// Adds a tensor of a module.
     pub(super) fn push(&mut self, name: &str, tensor: &Tensor) {
-        self.insert(name, tensor.detach());
+        if self.insert(name, tensor.detach()).is_some() {
+            self.ambiguous.push(name.to_owned());
+        }
+    }
+
+    /// Returns the names under which the module of this state has several tensors. The state has only the last of them,
+    /// so it can be neither saved nor loaded.
+    pub(crate) fn ambiguous(&self) -> &[String] {
+        &self.ambiguous
     }
 
     /// Returns the tensor with this name.
@@ -66,15 +77,32 @@ impl StateDict {
     /// Puts `prefix` and a dot before each name, to save several states in one file.
     #[must_use]
     pub fn with_prefix(self, prefix: &str) -> Self {
-        let entries = self.entries.into_iter();
-        entries.map(|(name, tensor)| (format!("{prefix}.{name}"), tensor)).collect()
+        self.renamed(|name| Some(format!("{prefix}.{name}")))
     }
 
     /// Returns the tensors whose names begin with `prefix` and a dot, with that prefix removed from their names.
     #[must_use]
     pub fn under_prefix(&self, prefix: &str) -> Self {
-        let under = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
-        self.iter().filter_map(|(name, tensor)| Some((under(name)?, tensor.clone()))).collect()
+        self.renamed(|name| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned()))
+    }
+
+    /// Returns the tensors for whose names `rename` returns a name, under that name.
+    fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Self {
+        let renamed = |(name, tensor): (&str, &Tensor)| Some((rename(name)?, tensor.clone()));
+        let mut all: Self = self.iter().filter_map(renamed).collect();
+        all.ambiguous = self.ambiguous.iter().filter_map(|name| rename(name)).collect();
+        all
+    }
+}
+
+/// # Panics
+/// If no tensor has the name. [`StateDict::get`] returns `None` instead.
+impl Index<&str> for StateDict {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn index(&self, name: &str) -> &Tensor {
+        self.get(name).unwrap_or_else(|| panic!("the state has no tensor with the name `{name}`"))
     }
 }
 
@@ -167,6 +195,12 @@ pub enum LoadError {
         /// Tensors whose shapes differ.
         mismatched: Vec<Mismatch>,
     },
+    /// The module has several tensors of one name, so a state cannot hold all its tensors. Nothing was loaded.
+    #[error("the module has several tensors with the name {}", names.join(", "))]
+    Ambiguous {
+        /// The names.
+        names: Vec<String>,
+    },
     /// A tensor could not be copied. Tensors before it in the module's order have been loaded.
     #[error("{name}: {source}")]
     Copy {
@@ -207,6 +241,9 @@ impl From<LoadError> for Error {
 /// Copies the tensors of `given` into the tensors of `own` with the same names.
 #[track_caller]
 pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<()> {
+    if !own.ambiguous.is_empty() {
+        return Err(LoadError::Ambiguous { names: own.ambiguous.clone() }.into());
+    }
     let absent = |from: &StateDict, of: &StateDict| -> Vec<String> {
         of.names().filter(|name| from.get(name).is_none()).map(str::to_owned).collect()
     };

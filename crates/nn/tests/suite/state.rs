@@ -2,7 +2,8 @@
 
 use warpline::{Device, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
-    Buffer, Linear, LoadError, Module, Parameter, ReLU, Sequential, StateDict, Training,
+    Buffer, FileError, Linear, LoadError, Module, Parameter, ReLU, Sequential, StateDict, Training,
+    Visitor, VisitorMut, save_file, save_sharded,
 };
 
 use crate::common::{World, worlds};
@@ -89,6 +90,42 @@ fn a_state_is_loaded_in_place() {
         }
         Ok(())
     });
+}
+
+/// Visits two parameters under one name.
+struct Ambiguous(Parameter, Parameter);
+
+impl Module for Ambiguous {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        visitor.member("w", &self.0);
+        visitor.member("w", &self.1);
+    }
+
+    fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
+        visitor.member("w", &mut self.0);
+        visitor.member("w", &mut self.1);
+    }
+}
+
+#[test]
+fn two_tensors_of_one_name_are_neither_saved_nor_loaded() {
+    let parameter = || Parameter::new(ones([2], ()).unwrap()).unwrap();
+    let mut net = Ambiguous(parameter(), parameter());
+    assert_eq!(names(net.named_parameters()), ["w", "w"]);
+    let state = net.state_dict();
+    let error = net.load_state_dict(&state, true).expect_err("a tensor is missing");
+    let Some(LoadError::Ambiguous { names }) = error.find() else { panic!("{error}") };
+    assert_eq!(names[..], ["w"]);
+    let state = state.with_prefix("net");
+    let path = std::env::temp_dir().join(format!("ambiguous-{}.safetensors", std::process::id()));
+    for error in [save_file(&state, &path, ()), save_sharded(&state, &path, 100)] {
+        let error = error.expect_err("a tensor would be missing");
+        let Some(FileError::Invalid { reason, .. }) = error.find() else { panic!("{error}") };
+        assert_eq!(reason, "the module has several tensors with the name net.w");
+    }
+    assert!(!path.exists());
+    assert!(save_file(&state.under_prefix("other"), &path, ()).is_ok(), "it is empty");
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
