@@ -230,7 +230,7 @@ fn save_all(
         let name = format!("{PREFIX}{tag}-{:05}-of-{count:05}{SUFFIX}", i + 1);
         written.insert(name.clone());
         save_to(shard, &BTreeMap::new(), &folder.join(&name))?;
-        map.extend(shard.names().map(|tensor| (tensor.to_owned(), name.clone().into())));
+        map.extend(shard.keys().map(|tensor| (tensor.to_owned(), name.clone().into())));
         total = total.saturating_add(*bytes);
     }
     let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });

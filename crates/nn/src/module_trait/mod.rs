@@ -31,7 +31,7 @@ use warpline::{CallScope, Error, ErrorKind, Result, Tensor, TensorOptions};
 
 pub use apply::Apply;
 use replace::{Replacements, SeenTensors, options_for_tensor, replacement};
-pub use state::{LoadError, Mismatch, StateDict};
+pub use state::{IncompatibleKeys, LoadError, Mismatch, StateDict};
 pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 
 /// A neural network or a layer (`torch.nn.Module`): usually a plain struct with `#[derive(Module)]`.
@@ -281,15 +281,29 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Copies the tensors of `state` into the module's tensors of the same names (`load_state_dict`), converted to the
-    /// module's dtypes and devices. If `strict`, the module and `state` must have the same names. Nothing is copied
-    /// unless all names and shapes fit.
+    /// module's dtypes and devices. If `strict`, the module and `state` must have the same names. Otherwise the returned
+    /// [`IncompatibleKeys`] has the names that only one of them has. Nothing is copied unless all names and shapes fit.
+    ///
+    /// ```
+    /// use warpline_nn::{Linear, Module};
+    ///
+    /// let mut net = Linear::new(4, 2, ())?;
+    /// let mut state = Linear::new(4, 2, ())?.state_dict();
+    /// state.remove("bias");
+    /// state.insert("scale", warpline::ones([2], ())?);
+    /// let keys = net.load_state_dict(&state, false)?;
+    /// assert_eq!(keys.missing_keys, ["bias"]);
+    /// assert_eq!(keys.unexpected_keys, ["scale"]);
+    /// assert!(net.load_state_dict(&state, true).is_err());
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState) with a [`LoadError`] as its source:
     /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected;
     /// [`LoadError::Ambiguous`] if the module has several tensors of one name; [`LoadError::Copy`] if a copy fails.
     #[track_caller]
-    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
+    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(&self.state_dict(), state, strict)
     }
 

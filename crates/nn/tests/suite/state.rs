@@ -2,8 +2,8 @@
 
 use warpline::{Device, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
-    Buffer, FileError, Linear, LoadError, Module, Parameter, ReLU, Sequential, StateDict, Training,
-    Visitor, VisitorMut, save_file, save_sharded,
+    Buffer, FileError, IncompatibleKeys, Linear, LoadError, Module, Parameter, ReLU, Sequential,
+    StateDict, Training, Visitor, VisitorMut, save_file, save_sharded,
 };
 
 use crate::common::{World, worlds};
@@ -63,7 +63,7 @@ fn members_have_pytorchs_names() {
     let mut state = parameters.to_vec();
     state.insert(7, "count");
     assert_eq!(
-        net.state_dict().names().collect::<Vec<_>>(),
+        net.state_dict().keys().collect::<Vec<_>>(),
         state,
         "all but the buffers that are not persistent"
     );
@@ -193,7 +193,49 @@ fn tied_parameters_stay_tied() {
 #[test]
 fn states_can_be_combined_and_split_by_prefix() {
     let state = Linear::new(1, 1, ()).unwrap().state_dict().with_prefix("model");
-    assert_eq!(state.names().collect::<Vec<_>>(), ["model.weight", "model.bias"]);
-    assert_eq!(state.under_prefix("model").names().collect::<Vec<_>>(), ["weight", "bias"]);
+    assert_eq!(state.keys().collect::<Vec<_>>(), ["model.weight", "model.bias"]);
+    assert_eq!(state.under_prefix("model").keys().collect::<Vec<_>>(), ["weight", "bias"]);
     assert!(state.under_prefix("mod").is_empty());
+}
+
+#[test]
+fn a_lenient_load_returns_the_names_that_differ() {
+    let mut net = Linear::new(2, 2, ()).unwrap();
+    let mut state = Linear::new(2, 2, ()).unwrap().state_dict();
+    let weight = state["weight"].to_vec::<f32>().unwrap();
+    let bias = net.state_dict()["bias"].to_vec::<f32>().unwrap();
+    assert!(state.remove("bias").is_some() && state.remove("bias").is_none());
+    state.insert("scale", ones([2], ()).unwrap());
+    let keys = net.load_state_dict(&state, false).unwrap();
+    assert_eq!(
+        (&keys.missing_keys[..], &keys.unexpected_keys[..]),
+        (&["bias".into()][..], &["scale".into()][..])
+    );
+    assert_eq!(net.weight.to_vec::<f32>().unwrap(), weight);
+    assert_eq!(net.state_dict()["bias"].to_vec::<f32>().unwrap(), bias, "it has no counterpart");
+    let own = net.state_dict();
+    assert_eq!(net.load_state_dict(&own, true).unwrap(), IncompatibleKeys::default());
+}
+
+#[test]
+fn tensors_of_a_state_are_removed_in_order() {
+    let state = || -> StateDict {
+        let tensor = |n: usize| zeros([n], ()).unwrap();
+        ["a.x", "b.x", "a.y", "b.y"]
+            .iter()
+            .zip(0..)
+            .map(|(name, n)| (name.to_string(), tensor(n)))
+            .collect()
+    };
+    let mut left = state();
+    assert_eq!(left.remove("b.x").map(|tensor| tensor.numel()), Some(1));
+    assert!(!left.contains_key("b.x") && left.get("b.x").is_none());
+    assert_eq!(left.keys().collect::<Vec<_>>(), ["a.x", "a.y", "b.y"]);
+    assert_eq!(left["b.y"].numel(), 3, "later tensors are found");
+    left.insert("b.x", ones([5], ()).unwrap());
+    assert_eq!(left.keys().last(), Some("b.x"));
+    let mut left = state();
+    left.retain(|name, tensor| name.starts_with("b.") && tensor.numel() > 1);
+    assert_eq!((left.len(), left["b.y"].numel()), (1, 3));
+    assert!(!left.contains_key("a.x"));
 }
