@@ -371,6 +371,39 @@ pub trait Module: Any + tree::AsDyn {
         Ok(())
     }
 
+    /// Returns a module with its own parameters and buffers, which have the values, devices and dtypes of this module's
+    /// (`copy.deepcopy(module)`). Parameters require gradients as they do here, have no gradient and no hooks, and stay
+    /// tied. Other fields are cloned, so hooks of [`Hooked`](crate::Hooked) and tensors in skipped fields are shared.
+    ///
+    /// ```
+    /// use warpline::autograd::no_grad;
+    /// use warpline_nn::{Linear, Module};
+    ///
+    /// let net = Linear::new(4, 2, ())?;
+    /// let mut average = net.deep_copy()?; // an exponential moving average of the weights
+    /// average.requires_grad_(false)?;
+    /// no_grad(|| net.weight.zero_().map(drop))?;
+    /// assert!(!average.weight.equal(&net.weight)?);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of [`Tensor::copy`].
+    #[track_caller]
+    fn deep_copy(&self) -> Result<Self>
+    where
+        Self: Clone + Sized,
+    {
+        let _call = CallScope::enter("deep_copy");
+        let copies = Replacements::new(self, |_, tensor| {
+            let copy = tensor.detach().copy()?;
+            if tensor.requires_grad() { copy.requires_grad_(true) } else { Ok(copy) }
+        })?;
+        let mut copy = self.clone();
+        copies.give(&mut copy);
+        Ok(copy)
+    }
+
     /// Moves all parameters into memory that `warpline::multiprocessing` can share with other processes. Replaces
     /// parameters as [`Module::to`] does. If a parameter cannot be shared, the module stays unchanged.
     ///

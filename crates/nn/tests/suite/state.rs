@@ -239,3 +239,43 @@ fn tensors_of_a_state_are_removed_in_order() {
     assert_eq!((left.len(), left["b.y"].numel()), (1, 3));
     assert!(!left.contains_key("a.x"));
 }
+
+#[test]
+fn a_deep_copy_shares_no_tensor_and_keeps_ties() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            let mut net = net()?;
+            net.layers[1].weight = net.layers[0].weight.clone();
+            net.scale.requires_grad_(false)?;
+            net.to(place)?;
+            net.eval();
+            net.layers[0].weight.sum(())?.backward()?;
+            let copy = net.deep_copy()?;
+            assert!(copy.layers[0].weight.is_same(&copy.layers[1].weight), "they stay tied");
+            assert!(!copy.training.get() && copy.eps == net.eps);
+            assert!(!copy.mask.is_persistent() && copy.count.is_persistent());
+            let all =
+                |net: &Net<Sequential>| [net.named_parameters(), net.named_buffers()].concat();
+            assert_eq!(all(&net).len(), all(&copy).len());
+            for ((name, from), (_, to)) in all(&net).into_iter().zip(all(&copy)) {
+                assert_ne!(from.data_ptr(), to.data_ptr(), "{name}");
+                assert!(to.equal(&from)? && to.device() == place, "{name}");
+                assert_eq!(to.requires_grad(), from.requires_grad(), "{name}");
+                assert!(to.is_leaf() && to.grad().is_none(), "{name}");
+            }
+            assert!(net.layers[0].weight.grad().is_some());
+            net.layers[0].weight.sum(())?.backward()?; // the module itself was not moved
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_deep_copy_of_a_moved_module_has_the_present_values() {
+    let mut net = Linear::new(2, 2, ()).unwrap();
+    let stale = net.clone();
+    net.to(warpline::DType::F64).unwrap();
+    let copy = stale.deep_copy().unwrap();
+    assert!(copy.weight.equal(&net.weight).unwrap() && copy.weight.requires_grad());
+    assert_ne!(copy.weight.data_ptr(), net.weight.data_ptr());
+}
