@@ -26,6 +26,7 @@ mod module_trait;
 mod modules;
 pub mod optim;
 mod parameter;
+pub mod utils;
 
 pub use files::{
     FileError, LoadOptions, Progress, SaveOptions, load_file, save_file, save_sharded,
