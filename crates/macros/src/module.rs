@@ -2,7 +2,8 @@
 //!
 //! Each field of a struct is a member with the field's name, unless an attribute renames or skips the field. The
 //! members of an enum are those of its current variant; if a tuple variant has one field, which is not renamed, that
-//! field adds no name of its own. The generated code asserts once per member that its field is a module. The assertion
+//! field adds no name of its own. Two members of one name are an error, because a state could keep only one of them. The
+//! generated code asserts once per member that its field is a module. The assertion
 //! has the span of the field's type, so the compiler reports each wrong field once, at its type.
 
 use proc_macro2::TokenStream as Tokens;
@@ -139,7 +140,7 @@ impl<'a> Arm<'a> {
     fn new(path: Path, variant: Option<&'a Ident>, fields: &'a Fields) -> Result<Self, Error> {
         let is_only =
             variant.is_some() && matches!(fields, Fields::Unnamed(_)) && fields.len() == 1;
-        let mut members = Vec::new();
+        let mut members: Vec<ArmMember<'_>> = Vec::new();
         for (i, field) in fields.iter().enumerate() {
             let attributes = FieldAttributes::of(field)?;
             if attributes.skip {
@@ -150,8 +151,16 @@ impl<'a> Arm<'a> {
                 None if is_only => (String::new(), Member::Unnamed(Index::from(0))),
                 None => (i.to_string(), Member::Unnamed(Index::from(i))),
             };
+            let (name, span) = match attributes.name {
+                Some(name) => (name.value(), name.span()),
+                None => (name, field.span()),
+            };
+            if !name.is_empty() && members.iter().any(|member| member.name == name) {
+                let reason = format!("the module has another member with the name `{name}`");
+                return Err(Error::new(span, reason));
+            }
             members.push(ArmMember {
-                name: attributes.name.unwrap_or(name),
+                name,
                 field: member,
                 variable: format_ident!("field_{i}"),
                 ty: &field.ty,
@@ -217,7 +226,7 @@ fn extra_repr(attributes: &[Attribute]) -> Result<Option<Tokens>, Error> {
 #[derive(Default)]
 struct FieldAttributes {
     skip: bool,
-    name: Option<String>,
+    name: Option<LitStr>,
 }
 
 impl FieldAttributes {
@@ -228,7 +237,7 @@ impl FieldAttributes {
                 if meta.path.is_ident("skip") {
                     attributes.skip = true;
                 } else if meta.path.is_ident("name") {
-                    attributes.name = Some(meta.value()?.parse::<LitStr>()?.value());
+                    attributes.name = Some(meta.value()?.parse()?);
                 } else {
                     return Err(meta.error("expected `skip` or `name = \"…\"`"));
                 }

@@ -7,7 +7,7 @@
 //! warpline::manual_seed(0);
 //! let net = Sequential::new().with(Linear::new(4, 8, ())?).with(ReLU).with(Linear::new(8, 2, ())?);
 //! let state = net.state_dict();
-//! assert_eq!(state.names().collect::<Vec<_>>(), ["0.weight", "0.bias", "2.weight", "2.bias"]);
+//! assert_eq!(state.keys().collect::<Vec<_>>(), ["0.weight", "0.bias", "2.weight", "2.bias"]);
 //! assert_eq!(net.forward(&warpline::ones([3, 4], ())?)?.size(), [3, 2]);
 //! # Ok::<(), warpline::Error>(())
 //! ```
@@ -26,6 +26,7 @@ mod module_trait;
 mod modules;
 pub mod optim;
 mod parameter;
+pub mod utils;
 
 pub use files::{
     FileError, LoadOptions, Progress, SaveOptions, load_file, save_file, save_sharded,
@@ -34,7 +35,8 @@ pub use hooks::{Grads, Hooked, TensorTree};
 #[doc(hidden)]
 pub use module_trait::derived as __private;
 pub use module_trait::{
-    Apply, Forward, LoadError, Member, MemberMut, Mismatch, Module, StateDict, Visitor, VisitorMut,
+    Apply, Forward, IncompatibleKeys, LoadError, Member, MemberMut, Mismatch, Module, StateDict,
+    Visitor, VisitorMut,
 };
 pub use modules::*;
 pub use parameter::{Buffer, Parameter, Training};

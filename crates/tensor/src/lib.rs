@@ -58,6 +58,7 @@ mod methods;
 pub mod multiprocessing;
 mod tensor;
 mod tensor_options;
+mod warning;
 
 pub use ambient::{SimulatedOptions, manual_seed, open, runtime, simulated, with_runtime};
 pub use autograd::{enable_grad, inference_mode, no_grad};
@@ -81,6 +82,8 @@ pub use methods::{
 };
 pub use tensor::Tensor;
 pub use tensor_options::{IntoOptionalTensor, IntoOptions, OrDefault, TensorOptions};
+#[doc(hidden)]
+pub use warning::warn as __warn;
 /// Computes a formula of tensors and numbers. Its value is a [`Result`].
 ///
 /// Operators are written as in PyTorch. Each of them may fail, and an error names the operator's line and column.

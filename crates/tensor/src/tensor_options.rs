@@ -251,7 +251,7 @@ or_default! {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a value of the options `{O}`",
     label = "expected `()` or `{O}`",
-    note = "options are made by `new` and one setter per option; some options also convert from the value of one option"
+    note = "options are made by `new` and one setter per option; the page of `{O}` lists the numbers, tuples and other values that convert into it"
 )]
 pub trait IntoOptions<O> {
     /// Returns the options.

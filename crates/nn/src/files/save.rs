@@ -35,6 +35,7 @@ fn header<'a>(
     if state.get(METADATA).is_some() {
         return Err(invalid(format!("a tensor cannot have the name `{METADATA}`")));
     }
+    check_names(state, path)?;
     let mut tensors: Vec<(&str, &Tensor)> = state.iter().collect();
     // Like other writers of safetensors, put tensors of large alignment first.
     tensors.sort_by(|(a, left), (b, right)| {
@@ -60,6 +61,18 @@ fn header<'a>(
     }
     let bytes = [&(text.len() as u64).to_le_bytes()[..], &text].concat();
     Ok((bytes, tensors.into_iter().map(|(_, tensor)| tensor).collect()))
+}
+
+/// Fails if the module of a state has several tensors of one name. A file would lack all but the last of them.
+fn check_names(state: &StateDict, path: &Path) -> Result<(), FileError> {
+    match state.ambiguous() {
+        [] => Ok(()),
+        names => {
+            let names = names.join(", ");
+            let reason = format!("the module has several tensors with the name {names}");
+            Err(FileError::invalid(path, reason))
+        }
+    }
 }
 
 /// Writes a tensor's elements in row-major order.
@@ -90,8 +103,9 @@ fn write(tensor: &Tensor, path: &Path, file: &mut impl Write) -> Result<(), File
 /// # Errors
 /// [`ErrorKind::File`](warpline::ErrorKind::File) with a [`FileError`] as its source: [`FileError::Tensor`] if a tensor
 /// cannot be copied to the host, [`FileError::Io`] if the file cannot be written, [`FileError::Invalid`] if a tensor is
-/// named `__metadata__` or the header would exceed 100 MB. The previous file is then unchanged. One error is an
-/// exception: if the sync of the folder fails, the new file is already in place.
+/// named `__metadata__`, the state is of a module that has several tensors of one name, or the header would exceed 100
+/// MB. The previous file is then unchanged. One error is an exception: if the sync of the folder fails, the new file is
+/// already in place.
 #[track_caller]
 pub fn save_file(
     state: &StateDict,
@@ -158,6 +172,7 @@ fn save_within(
     folder: &Path,
     max_bytes: usize,
 ) -> Result<(), FileError> {
+    check_names(state, folder)?;
     let lock = match warpline_files::lock_folder(folder, limit) {
         // Without the lock, the other save would remove the files of this save.
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -215,7 +230,7 @@ fn save_all(
         let name = format!("{PREFIX}{tag}-{:05}-of-{count:05}{SUFFIX}", i + 1);
         written.insert(name.clone());
         save_to(shard, &BTreeMap::new(), &folder.join(&name))?;
-        map.extend(shard.names().map(|tensor| (tensor.to_owned(), name.clone().into())));
+        map.extend(shard.keys().map(|tensor| (tensor.to_owned(), name.clone().into())));
         total = total.saturating_add(*bytes);
     }
     let index = serde_json::json!({ "metadata": { "total_size": total }, "weight_map": map });

@@ -31,7 +31,7 @@ use warpline::{CallScope, Error, ErrorKind, Result, Tensor, TensorOptions};
 
 pub use apply::Apply;
 use replace::{Replacements, SeenTensors, options_for_tensor, replacement};
-pub use state::{LoadError, Mismatch, StateDict};
+pub use state::{IncompatibleKeys, LoadError, Mismatch, StateDict};
 pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 
 /// A neural network or a layer (`torch.nn.Module`): usually a plain struct with `#[derive(Module)]`.
@@ -66,6 +66,7 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// - any other type, if the field is marked `#[module(skip)]`.
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
+/// Two members of a struct or a variant cannot have the same name.
 ///
 /// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
 /// own. The derive macro also implements `Display`, which writes the tree of modules as PyTorch's `print` does.
@@ -267,7 +268,8 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Returns all parameters and persistent buffers by name (`state_dict`). The tensors share the module's memory and
-    /// do not require gradients.
+    /// do not require gradients. If the module has several tensors of one name, the state has only the last of them,
+    /// and saving it is an error.
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
@@ -279,15 +281,29 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Copies the tensors of `state` into the module's tensors of the same names (`load_state_dict`), converted to the
-    /// module's dtypes and devices. If `strict`, the module and `state` must have the same names. Nothing is copied
-    /// unless all names and shapes fit.
+    /// module's dtypes and devices. If `strict`, the module and `state` must have the same names. Otherwise the returned
+    /// [`IncompatibleKeys`] has the names that only one of them has. Nothing is copied unless all names and shapes fit.
+    ///
+    /// ```
+    /// use warpline_nn::{Linear, Module};
+    ///
+    /// let mut net = Linear::new(4, 2, ())?;
+    /// let mut state = Linear::new(4, 2, ())?.state_dict();
+    /// state.remove("bias");
+    /// state.insert("scale", warpline::ones([2], ())?);
+    /// let keys = net.load_state_dict(&state, false)?;
+    /// assert_eq!(keys.missing_keys, ["bias"]);
+    /// assert_eq!(keys.unexpected_keys, ["scale"]);
+    /// assert!(net.load_state_dict(&state, true).is_err());
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState) with a [`LoadError`] as its source:
-    /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected; [`LoadError::Copy`]
-    /// if a copy fails.
+    /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected;
+    /// [`LoadError::Ambiguous`] if the module has several tensors of one name; [`LoadError::Copy`] if a copy fails.
     #[track_caller]
-    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<()> {
+    fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(&self.state_dict(), state, strict)
     }
 
@@ -353,6 +369,39 @@ pub trait Module: Any + tree::AsDyn {
         });
         moved?.apply(self);
         Ok(())
+    }
+
+    /// Returns a module with its own parameters and buffers, which have the values, devices and dtypes of this module's
+    /// (`copy.deepcopy(module)`). Parameters require gradients as they do here, have no gradient and no hooks, and stay
+    /// tied. Other fields are cloned, so hooks of [`Hooked`](crate::Hooked) and tensors in skipped fields are shared.
+    ///
+    /// ```
+    /// use warpline::autograd::no_grad;
+    /// use warpline_nn::{Linear, Module};
+    ///
+    /// let net = Linear::new(4, 2, ())?;
+    /// let mut average = net.deep_copy()?; // an exponential moving average of the weights
+    /// average.requires_grad_(false)?;
+    /// no_grad(|| net.weight.zero_().map(drop))?;
+    /// assert!(!average.weight.equal(&net.weight)?);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of [`Tensor::copy`].
+    #[track_caller]
+    fn deep_copy(&self) -> Result<Self>
+    where
+        Self: Clone + Sized,
+    {
+        let _call = CallScope::enter("deep_copy");
+        let copies = Replacements::new(self, |_, tensor| {
+            let copy = tensor.detach().copy()?;
+            if tensor.requires_grad() { copy.requires_grad_(true) } else { Ok(copy) }
+        })?;
+        let mut copy = self.clone();
+        copies.give(&mut copy);
+        Ok(copy)
     }
 
     /// Moves all parameters into memory that `warpline::multiprocessing` can share with other processes. Replaces

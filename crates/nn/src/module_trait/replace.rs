@@ -87,6 +87,16 @@ impl Replacements {
             member.replace(new.clone());
         }));
     }
+
+    /// Puts the new tensors into a clone of the module. The module keeps its tensors.
+    pub(super) fn give(self, clone: &mut (impl Module + ?Sized)) {
+        clone.visit_mut(&mut VisitorMut::new(&mut |_, mut member| {
+            let replacement = member.tensor().and_then(|tensor| self.0.get(&tensor.id()));
+            if let Some(Replacement { new, .. }) = replacement {
+                member.replace(new.clone());
+            }
+        }));
+    }
 }
 
 /// Applies `f` to a tensor's data and to its gradient, if there is one. The result requires a gradient if the tensor

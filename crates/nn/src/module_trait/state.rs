@@ -2,15 +2,21 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Index;
 use std::sync::Arc;
 
 use warpline::{DType, Device, Error, ErrorKind, Result, Tensor};
+
+#[cfg(doc)]
+use super::Module;
 
 /// Tensors by name, in insertion order (the `OrderedDict` that PyTorch's `state_dict` returns).
 #[derive(Clone, Default)]
 pub struct StateDict {
     entries: Vec<(String, Tensor)>,
     indices: HashMap<String, usize>,
+    /// Names under which the module has a second tensor, which the state lacks.
+    ambiguous: Vec<String>,
 }
 
 impl StateDict {
@@ -31,8 +37,17 @@ impl StateDict {
         None
     }
 
+    /// Adds a tensor of a module.
     pub(super) fn push(&mut self, name: &str, tensor: &Tensor) {
-        self.insert(name, tensor.detach());
+        if self.insert(name, tensor.detach()).is_some() {
+            self.ambiguous.push(name.to_owned());
+        }
+    }
+
+    /// Returns the names under which the module of this state has several tensors. The state has only the last of them,
+    /// so it can be neither saved nor loaded.
+    pub(crate) fn ambiguous(&self) -> &[String] {
+        &self.ambiguous
     }
 
     /// Returns the tensor with this name.
@@ -41,13 +56,53 @@ impl StateDict {
         self.indices.get(name).map(|&index| &self.entries[index].1)
     }
 
+    /// Returns `true` if a tensor has this name.
+    #[must_use]
+    pub fn contains_key(&self, name: &str) -> bool {
+        self.indices.contains_key(name)
+    }
+
+    /// Removes the tensor with this name and returns it (`state.pop(name)`). The other tensors keep their order.
+    ///
+    /// ```
+    /// use warpline::zeros;
+    /// use warpline_nn::StateDict;
+    ///
+    /// let mut state = StateDict::new();
+    /// for name in ["pooler.weight", "fc.weight", "fc.bias"] {
+    ///     state.insert(name, zeros([2], ())?);
+    /// }
+    /// assert!(state.remove("fc.bias").is_some() && !state.contains_key("fc.bias"));
+    /// state.retain(|name, _| !name.starts_with("pooler."));
+    /// assert_eq!(state.keys().collect::<Vec<_>>(), ["fc.weight"]);
+    /// assert_eq!(state["fc.weight"].size(), [2]);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    pub fn remove(&mut self, name: &str) -> Option<Tensor> {
+        let (_, tensor) = self.entries.remove(self.indices.remove(name)?);
+        self.number();
+        Some(tensor)
+    }
+
+    /// Keeps the tensors for which `f` returns `true`, in their order.
+    pub fn retain(&mut self, mut f: impl FnMut(&str, &Tensor) -> bool) {
+        self.entries.retain(|(name, tensor)| f(name, tensor));
+        self.number();
+    }
+
+    /// Sets `indices` to the positions of `entries`.
+    fn number(&mut self) {
+        let names = self.entries.iter().map(|(name, _)| name.clone());
+        self.indices = names.zip(0..).collect();
+    }
+
     /// Iterates over names and tensors, in insertion order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Tensor)> {
         self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// Iterates over the names, in insertion order.
-    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+    /// Iterates over the names, in insertion order (`state.keys()`).
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &str> {
         self.entries.iter().map(|(name, _)| name.as_str())
     }
 
@@ -66,15 +121,32 @@ impl StateDict {
     /// Puts `prefix` and a dot before each name, to save several states in one file.
     #[must_use]
     pub fn with_prefix(self, prefix: &str) -> Self {
-        let entries = self.entries.into_iter();
-        entries.map(|(name, tensor)| (format!("{prefix}.{name}"), tensor)).collect()
+        self.renamed(|name| Some(format!("{prefix}.{name}")))
     }
 
     /// Returns the tensors whose names begin with `prefix` and a dot, with that prefix removed from their names.
     #[must_use]
     pub fn under_prefix(&self, prefix: &str) -> Self {
-        let under = |name: &str| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned());
-        self.iter().filter_map(|(name, tensor)| Some((under(name)?, tensor.clone()))).collect()
+        self.renamed(|name| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned()))
+    }
+
+    /// Returns the tensors for whose names `rename` returns a name, under that name.
+    fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Self {
+        let renamed = |(name, tensor): (&str, &Tensor)| Some((rename(name)?, tensor.clone()));
+        let mut all: Self = self.iter().filter_map(renamed).collect();
+        all.ambiguous = self.ambiguous.iter().filter_map(|name| rename(name)).collect();
+        all
+    }
+}
+
+/// # Panics
+/// If no tensor has the name. [`StateDict::get`] returns `None` instead.
+impl Index<&str> for StateDict {
+    type Output = Tensor;
+
+    #[track_caller]
+    fn index(&self, name: &str) -> &Tensor {
+        self.get(name).unwrap_or_else(|| panic!("the state has no tensor with the name `{name}`"))
     }
 }
 
@@ -153,6 +225,17 @@ impl fmt::Debug for Mismatch {
     }
 }
 
+/// The names that a module and a loaded state do not share, as [`Module::load_state_dict`] returns them. Both lists are
+/// empty after a strict load.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IncompatibleKeys {
+    /// Names that are in the module but not in the state. Their tensors keep their values.
+    pub missing_keys: Vec<String>,
+    /// Names that are in the state but not in the module.
+    pub unexpected_keys: Vec<String>,
+}
+
 /// The reason why a state could not be loaded.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -166,6 +249,12 @@ pub enum LoadError {
         unexpected: Vec<String>,
         /// Tensors whose shapes differ.
         mismatched: Vec<Mismatch>,
+    },
+    /// The module has several tensors of one name, so a state cannot hold all its tensors. Nothing was loaded.
+    #[error("the module has several tensors with the name {}", names.join(", "))]
+    Ambiguous {
+        /// The names.
+        names: Vec<String>,
     },
     /// A tensor could not be copied. Tensors before it in the module's order have been loaded.
     #[error("{name}: {source}")]
@@ -206,9 +295,12 @@ impl From<LoadError> for Error {
 
 /// Copies the tensors of `given` into the tensors of `own` with the same names.
 #[track_caller]
-pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<()> {
+pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
+    if !own.ambiguous.is_empty() {
+        return Err(LoadError::Ambiguous { names: own.ambiguous.clone() }.into());
+    }
     let absent = |from: &StateDict, of: &StateDict| -> Vec<String> {
-        of.names().filter(|name| from.get(name).is_none()).map(str::to_owned).collect()
+        of.keys().filter(|name| !from.contains_key(name)).map(str::to_owned).collect()
     };
     let mut mismatched = Vec::new();
     for (name, tensor) in own.iter() {
@@ -230,5 +322,5 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<(
             return Err(LoadError::Copy { name: name.to_owned(), source }.into());
         }
     }
-    Ok(())
+    Ok(IncompatibleKeys { missing_keys: missing, unexpected_keys: unexpected })
 }

@@ -3,6 +3,7 @@
 mod activation;
 mod attention;
 mod conv;
+mod dict;
 mod dropout;
 mod embedding;
 mod linear;
@@ -22,6 +23,7 @@ pub use attention::{
     MultiheadAttention, MultiheadAttentionForwardOptions, MultiheadAttentionOptions,
 };
 pub use conv::*;
+pub use dict::ModuleDict;
 pub use dropout::{Dropout, Dropout1d, Dropout2d, Dropout3d};
 pub use embedding::{Embedding, EmbeddingFromPretrainedOptions, EmbeddingOptions};
 pub use linear::{Bilinear, Linear, LinearOptions};

@@ -1,11 +1,16 @@
 //! Sequences of modules.
 
 use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
-use warpline::{CallScope, Result, Tensor};
+use warpline::{CallScope, Error, Result, Tensor};
 
+#[cfg(doc)]
+use warpline::ErrorKind;
+
+use super::dict::check_name;
 use crate::{Forward, Hooked, Module, Visitor, VisitorMut};
 
 /// A module that maps a tensor to a tensor, as an element of [`Sequential`]. Implemented for every such module that is
@@ -103,10 +108,23 @@ impl Forward<Tensor> for Box<dyn Layer> {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///
+/// Elements can have names instead of their indices (the `OrderedDict` argument):
+///
+/// ```
+/// use warpline_nn::{Linear, Module, ReLU, Sequential};
+///
+/// let net = Sequential::new().with_named("fc", Linear::new(4, 8, ())?)?.with_named("act", ReLU)?;
+/// assert_eq!(net.state_dict().keys().collect::<Vec<_>>(), ["fc.weight", "fc.bias"]);
+/// assert!(net["fc"].is::<Linear>() && net[0].is::<Linear>());
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
 /// Each element is [`Hooked`]: `net[1].register_forward_hook(…)` calls a function with each output of that element.
 #[derive(Clone, Default)]
 pub struct Sequential {
     layers: Vec<Hooked<Box<dyn Layer>>>,
+    /// Names by index. An element without an entry has its index as its name.
+    names: BTreeMap<usize, String>,
 }
 
 impl Sequential {
@@ -128,6 +146,39 @@ impl Sequential {
         self.layers.push(Hooked::new(Box::new(layer)));
     }
 
+    /// Appends a module with a name, and returns the sequence.
+    ///
+    /// # Errors
+    /// The same as [`Sequential::push_named`].
+    #[track_caller]
+    pub fn with_named(mut self, name: &str, layer: impl Layer + 'static) -> Result<Self> {
+        self.push_named(name, layer)?;
+        Ok(self)
+    }
+
+    /// Appends a module with a name (`add_module`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the name is empty, contains a dot, is a number, which is the name of an element
+    /// without one, or is the name of another element.
+    #[track_caller]
+    pub fn push_named(&mut self, name: &str, layer: impl Layer + 'static) -> Result<()> {
+        check_name("Sequential", name)?;
+        if name.parse::<usize>().is_ok() {
+            let reason = format!(
+                "the name `{name}` is a number; these are the names of elements without a name"
+            );
+            return Err(Error::invalid("Sequential", reason));
+        }
+        if self.get_named(name).is_some() {
+            let reason = format!("another element has the name `{name}`");
+            return Err(Error::invalid("Sequential", reason));
+        }
+        self.names.insert(self.len(), name.to_owned());
+        self.push(layer);
+        Ok(())
+    }
+
     /// Returns the number of modules.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -144,6 +195,12 @@ impl Sequential {
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&Hooked<Box<dyn Layer>>> {
         self.layers.get(index)
+    }
+
+    /// Returns the module that was added with a name.
+    #[must_use]
+    pub fn get_named(&self, name: &str) -> Option<&Hooked<Box<dyn Layer>>> {
+        self.get(*self.names.iter().find(|(_, other)| *other == name)?.0)
     }
 
     /// Iterates over the modules.
@@ -170,7 +227,8 @@ impl Sequential {
     }
 }
 
-/// Makes a sequence of elements of other sequences, which it shares (`nn.Sequential(*list(net.children())[:-1])`).
+/// Makes a sequence of elements of other sequences, which it shares (`nn.Sequential(*list(net.children())[:-1])`). Their
+/// names are the new indices.
 ///
 /// ```
 /// use warpline_nn::{Linear, ReLU, Sequential};
@@ -182,7 +240,7 @@ impl Sequential {
 /// ```
 impl FromIterator<Hooked<Box<dyn Layer>>> for Sequential {
     fn from_iter<I: IntoIterator<Item = Hooked<Box<dyn Layer>>>>(layers: I) -> Self {
-        Self { layers: layers.into_iter().collect() }
+        Self { layers: layers.into_iter().collect(), names: BTreeMap::new() }
     }
 }
 
@@ -201,6 +259,17 @@ impl Index<usize> for Sequential {
     #[track_caller]
     fn index(&self, index: usize) -> &Self::Output {
         &self.layers[index]
+    }
+}
+
+/// # Panics
+/// If no module was added with the name. [`Sequential::get_named`] returns `None` instead.
+impl Index<&str> for Sequential {
+    type Output = Hooked<Box<dyn Layer>>;
+
+    #[track_caller]
+    fn index(&self, name: &str) -> &Self::Output {
+        self.get_named(name).unwrap_or_else(|| panic!("no element has the name `{name}`"))
     }
 }
 
@@ -231,14 +300,20 @@ impl<'a> IntoIterator for &'a mut Sequential {
     }
 }
 
-/// The name of a member is its index.
+/// The name of a member is its name in the sequence, or its index.
 impl Module for Sequential {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
-        self.layers.visit(visitor);
+        for (i, layer) in self.layers.iter().enumerate() {
+            let name = self.names.get(&i).cloned().unwrap_or_else(|| i.to_string());
+            visitor.member(&name, layer);
+        }
     }
 
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
-        self.layers.visit_mut(visitor);
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            let name = self.names.get(&i).cloned().unwrap_or_else(|| i.to_string());
+            visitor.member(&name, layer);
+        }
     }
 }
 

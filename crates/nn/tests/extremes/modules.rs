@@ -11,6 +11,7 @@ use warpline_nn::optim::{
     MultiStepLR, OneCycleLR, Optimizer, OptimizerState, ReduceLROnPlateau,
     ReduceLROnPlateauOptions, SGD, Scheduler, SequentialLR, StepLR,
 };
+use warpline_nn::utils::rnn::{PadSequenceOptions, pad_sequence};
 use warpline_nn::{
     BatchNorm2d, Bilinear, Conv1d, Conv2d, ConvOptions, ConvTranspose2d, ConvTransposeOptions,
     Embedding, EmbeddingFromPretrainedOptions, EmbeddingOptions, Flatten, FlattenOptions,
@@ -19,7 +20,7 @@ use warpline_nn::{
     TransformerEncoderLayerOptions, Unflatten,
 };
 
-use super::cases::{cases, m};
+use super::cases::{at2, cases, m};
 use super::{Case, ResultSummary, Summarize};
 
 pub(crate) const MODULES: &[Case] = cases! {
@@ -33,6 +34,7 @@ pub(crate) const MODULES: &[Case] = cases! {
     "Embedding::new" |at, n| Parameters(Embedding::new(2, 2, EmbeddingOptions::from(at).padding_idx(n.i))?);
     "Embedding::new" |at, n| Parameters(Embedding::new(2, n.u, EmbeddingOptions::from(at).padding_idx(0))?);
     "Embedding::from_pretrained" |at, n| Parameters(Embedding::from_pretrained(&m(at), EmbeddingFromPretrainedOptions::new().padding_idx(n.i))?);
+    "pad_sequence" |at, n| pad_sequence(&[at2(at), at2(at).narrow(0, 0, 1)?], PadSequenceOptions::new().padding_value(n.l))?;
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, 1, at)?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(4, n.u, at)?);
     "MultiheadAttention::new" |at, n| Parameters(MultiheadAttention::new(n.u, n.u, at)?);

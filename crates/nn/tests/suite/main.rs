@@ -7,6 +7,7 @@ mod common;
 mod autocast;
 mod boxes;
 mod chains;
+mod containers;
 mod files;
 mod from_pytorch;
 mod hooks;

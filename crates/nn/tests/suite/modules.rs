@@ -160,7 +160,7 @@ fn a_network_of_images_learns_on_every_device() {
                 .with(Linear::new(16, 3, ())?);
             net.to(place)?;
             let state = net.state_dict();
-            let names: Vec<&str> = state.names().filter(|name| name.starts_with("1.")).collect();
+            let names: Vec<&str> = state.keys().filter(|name| name.starts_with("1.")).collect();
             let buffers = ["1.running_mean", "1.running_var", "1.num_batches_tracked"];
             assert_eq!(names, [&["1.weight", "1.bias"][..], &buffers].concat());
             let x = randn([5, 1, 4, 4], ())?.to(place)?;

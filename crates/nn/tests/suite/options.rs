@@ -283,7 +283,7 @@ fn losses_are_the_functions_with_the_same_options() -> Result<()> {
     let loss = BCEWithLogitsLoss::new(options);
     let expected = functional::binary_cross_entropy_with_logits(&x, &targets, options)?;
     same(&loss.forward(&x, &targets)?, &expected)?;
-    assert_eq!(loss.state_dict().names().collect::<Vec<_>>(), ["pos_weight"]);
+    assert_eq!(loss.state_dict().keys().collect::<Vec<_>>(), ["pos_weight"]);
 
     refuses(
         CrossEntropyLoss::new(CrossEntropyLossOptions::new().label_smoothing(2.0))
@@ -324,7 +324,7 @@ fn norms_of_channels_show_their_members() -> Result<()> {
     assert_eq!(norm.weight.as_ref().expect("a weight").to_vec::<f32>()?, [2.0; 3]);
     assert_eq!(norm.running_var.as_ref().expect("statistics").to_vec::<f32>()?, [1.0; 3]);
     norm.bias = None;
-    assert_eq!(norm.state_dict().names().next(), Some("weight"));
+    assert_eq!(norm.state_dict().keys().next(), Some("weight"));
     assert!(InstanceNorm2d::new(3, ())?.weight.is_none());
     Ok(())
 }

@@ -44,6 +44,7 @@ const HIDDEN: &[(&str, &str)] = &[
     ("as_dyn", MACROS),
     ("as_dyn_mut", MACROS),
     ("assert_module", MACROS),
+    ("warn", CRATES),
     ("begin", CRATES),
     ("current", PRIVATE),
     ("delete", PRIVATE),

@@ -2,7 +2,8 @@
 
 use warpline::{Device, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
-    Buffer, Linear, LoadError, Module, Parameter, ReLU, Sequential, StateDict, Training,
+    Buffer, FileError, IncompatibleKeys, Linear, LoadError, Module, Parameter, ReLU, Sequential,
+    StateDict, Training, Visitor, VisitorMut, save_file, save_sharded,
 };
 
 use crate::common::{World, worlds};
@@ -62,7 +63,7 @@ fn members_have_pytorchs_names() {
     let mut state = parameters.to_vec();
     state.insert(7, "count");
     assert_eq!(
-        net.state_dict().names().collect::<Vec<_>>(),
+        net.state_dict().keys().collect::<Vec<_>>(),
         state,
         "all but the buffers that are not persistent"
     );
@@ -89,6 +90,42 @@ fn a_state_is_loaded_in_place() {
         }
         Ok(())
     });
+}
+
+/// Visits two parameters under one name.
+struct Ambiguous(Parameter, Parameter);
+
+impl Module for Ambiguous {
+    fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
+        visitor.member("w", &self.0);
+        visitor.member("w", &self.1);
+    }
+
+    fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
+        visitor.member("w", &mut self.0);
+        visitor.member("w", &mut self.1);
+    }
+}
+
+#[test]
+fn two_tensors_of_one_name_are_neither_saved_nor_loaded() {
+    let parameter = || Parameter::new(ones([2], ()).unwrap()).unwrap();
+    let mut net = Ambiguous(parameter(), parameter());
+    assert_eq!(names(net.named_parameters()), ["w", "w"]);
+    let state = net.state_dict();
+    let error = net.load_state_dict(&state, true).expect_err("a tensor is missing");
+    let Some(LoadError::Ambiguous { names }) = error.find() else { panic!("{error}") };
+    assert_eq!(names[..], ["w"]);
+    let state = state.with_prefix("net");
+    let path = std::env::temp_dir().join(format!("ambiguous-{}.safetensors", std::process::id()));
+    for error in [save_file(&state, &path, ()), save_sharded(&state, &path, 100)] {
+        let error = error.expect_err("a tensor would be missing");
+        let Some(FileError::Invalid { reason, .. }) = error.find() else { panic!("{error}") };
+        assert_eq!(reason, "the module has several tensors with the name net.w");
+    }
+    assert!(!path.exists());
+    assert!(save_file(&state.under_prefix("other"), &path, ()).is_ok(), "it is empty");
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]
@@ -156,7 +193,89 @@ fn tied_parameters_stay_tied() {
 #[test]
 fn states_can_be_combined_and_split_by_prefix() {
     let state = Linear::new(1, 1, ()).unwrap().state_dict().with_prefix("model");
-    assert_eq!(state.names().collect::<Vec<_>>(), ["model.weight", "model.bias"]);
-    assert_eq!(state.under_prefix("model").names().collect::<Vec<_>>(), ["weight", "bias"]);
+    assert_eq!(state.keys().collect::<Vec<_>>(), ["model.weight", "model.bias"]);
+    assert_eq!(state.under_prefix("model").keys().collect::<Vec<_>>(), ["weight", "bias"]);
     assert!(state.under_prefix("mod").is_empty());
+}
+
+#[test]
+fn a_lenient_load_returns_the_names_that_differ() {
+    let mut net = Linear::new(2, 2, ()).unwrap();
+    let mut state = Linear::new(2, 2, ()).unwrap().state_dict();
+    let weight = state["weight"].to_vec::<f32>().unwrap();
+    let bias = net.state_dict()["bias"].to_vec::<f32>().unwrap();
+    assert!(state.remove("bias").is_some() && state.remove("bias").is_none());
+    state.insert("scale", ones([2], ()).unwrap());
+    let keys = net.load_state_dict(&state, false).unwrap();
+    assert_eq!(
+        (&keys.missing_keys[..], &keys.unexpected_keys[..]),
+        (&["bias".into()][..], &["scale".into()][..])
+    );
+    assert_eq!(net.weight.to_vec::<f32>().unwrap(), weight);
+    assert_eq!(net.state_dict()["bias"].to_vec::<f32>().unwrap(), bias, "it has no counterpart");
+    let own = net.state_dict();
+    assert_eq!(net.load_state_dict(&own, true).unwrap(), IncompatibleKeys::default());
+}
+
+#[test]
+fn tensors_of_a_state_are_removed_in_order() {
+    let state = || -> StateDict {
+        let tensor = |n: usize| zeros([n], ()).unwrap();
+        ["a.x", "b.x", "a.y", "b.y"]
+            .iter()
+            .zip(0..)
+            .map(|(name, n)| (name.to_string(), tensor(n)))
+            .collect()
+    };
+    let mut left = state();
+    assert_eq!(left.remove("b.x").map(|tensor| tensor.numel()), Some(1));
+    assert!(!left.contains_key("b.x") && left.get("b.x").is_none());
+    assert_eq!(left.keys().collect::<Vec<_>>(), ["a.x", "a.y", "b.y"]);
+    assert_eq!(left["b.y"].numel(), 3, "later tensors are found");
+    left.insert("b.x", ones([5], ()).unwrap());
+    assert_eq!(left.keys().last(), Some("b.x"));
+    let mut left = state();
+    left.retain(|name, tensor| name.starts_with("b.") && tensor.numel() > 1);
+    assert_eq!((left.len(), left["b.y"].numel()), (1, 3));
+    assert!(!left.contains_key("a.x"));
+}
+
+#[test]
+fn a_deep_copy_shares_no_tensor_and_keeps_ties() {
+    worlds(1, |world: &World| {
+        for place in world.places() {
+            let mut net = net()?;
+            net.layers[1].weight = net.layers[0].weight.clone();
+            net.scale.requires_grad_(false)?;
+            net.to(place)?;
+            net.eval();
+            net.layers[0].weight.sum(())?.backward()?;
+            let copy = net.deep_copy()?;
+            assert!(copy.layers[0].weight.is_same(&copy.layers[1].weight), "they stay tied");
+            assert!(!copy.training.get() && copy.eps == net.eps);
+            assert!(!copy.mask.is_persistent() && copy.count.is_persistent());
+            let all =
+                |net: &Net<Sequential>| [net.named_parameters(), net.named_buffers()].concat();
+            assert_eq!(all(&net).len(), all(&copy).len());
+            for ((name, from), (_, to)) in all(&net).into_iter().zip(all(&copy)) {
+                assert_ne!(from.data_ptr(), to.data_ptr(), "{name}");
+                assert!(to.equal(&from)? && to.device() == place, "{name}");
+                assert_eq!(to.requires_grad(), from.requires_grad(), "{name}");
+                assert!(to.is_leaf() && to.grad().is_none(), "{name}");
+            }
+            assert!(net.layers[0].weight.grad().is_some());
+            net.layers[0].weight.sum(())?.backward()?; // the module itself was not moved
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_deep_copy_of_a_moved_module_has_the_present_values() {
+    let mut net = Linear::new(2, 2, ()).unwrap();
+    let stale = net.clone();
+    net.to(warpline::DType::F64).unwrap();
+    let copy = stale.deep_copy().unwrap();
+    assert!(copy.weight.equal(&net.weight).unwrap() && copy.weight.requires_grad());
+    assert_ne!(copy.weight.data_ptr(), net.weight.data_ptr());
 }

@@ -100,7 +100,7 @@ fn an_encoder_equals_its_layers_called_in_sequence() -> Result<()> {
     let layer = TransformerEncoderLayer::new(6, 2, ())?;
     let norm = TransformerEncoderOptions::new().norm(LayerNorm::new(6, ())?);
     let mut encoder = TransformerEncoder::new(&layer, 2, norm)?;
-    let names: Vec<String> = encoder.state_dict().names().map(str::to_owned).collect();
+    let names: Vec<String> = encoder.state_dict().keys().map(str::to_owned).collect();
     assert_eq!(names.len(), 2 * 12 + 2);
     for name in ["layers.1.self_attn.in_proj_weight", "layers.0.norm2.bias", "norm.weight"] {
         assert!(names.iter().any(|own| own == name), "{name}");

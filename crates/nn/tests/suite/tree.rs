@@ -239,7 +239,7 @@ fn the_children_of_an_enum_are_the_fields_of_its_variant() -> Result<()> {
         Block::Identity,
     ];
     let mut net = Blocks { blocks };
-    let parameters: Vec<String> = net.state_dict().names().map(str::to_owned).collect();
+    let parameters: Vec<String> = net.state_dict().keys().map(str::to_owned).collect();
     let expected = ["0", "1.first", "1.second", "2.0", "2.other"]
         .map(|name| ["weight", "bias"].map(|end| format!("blocks.{name}.{end}")));
     assert_eq!(parameters, expected.as_flattened());
@@ -280,7 +280,7 @@ fn a_sequence_is_collected_from_elements_or_boxed_layers() -> Result<()> {
         .with(Linear::new(3, 1, ())?);
     // As in PyTorch, the new sequence shares its modules.
     let mut features: Sequential = net.iter().take(net.len() - 1).cloned().collect();
-    assert_eq!(features.state_dict().names().collect::<Vec<_>>(), ["0.weight", "0.bias"]);
+    assert_eq!(features.state_dict().keys().collect::<Vec<_>>(), ["0.weight", "0.bias"]);
     let shared = |net: &Sequential| net[0].downcast_ref::<Linear>().map(|fc| fc.weight.data_ptr());
     assert_eq!(shared(&features), shared(&net));
     features.eval();

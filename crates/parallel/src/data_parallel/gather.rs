@@ -36,8 +36,8 @@ pub trait Gather: Sized + Send + 'static {
     fn gather(outputs: Vec<Self>, to: GatherTo) -> Result<Self>;
 }
 
-/// Tensors without dimensions become the elements of a vector, if the dimension is 0. A warning about this is logged
-/// through `tracing`, once per process.
+/// Tensors without dimensions become the elements of a vector, if the dimension is 0. A warning about this is given once
+/// per process, through `tracing` or, without a subscriber, on stderr.
 impl Gather for Tensor {
     #[track_caller]
     fn gather(mut outputs: Vec<Self>, to: GatherTo) -> Result<Self> {
@@ -47,7 +47,7 @@ impl Gather for Tensor {
         if to.dim == 0 && outputs.iter().all(|output| output.dim() == 0) {
             // Warn once, because Python also shows a repeated warning only once.
             static WARNED: Once = Once::new();
-            WARNED.call_once(|| tracing::warn!("{SCALAR_WARNING}"));
+            WARNED.call_once(|| warpline::__warn(SCALAR_WARNING));
             for output in &mut outputs {
                 *output = output.view([1])?;
             }

@@ -141,7 +141,7 @@ impl DataParallelOptions {
         };
         let sizes = device_ids.iter().map(|&device| gpu_size(runtime, device));
         if let Some(warning) = imbalance(&sizes.collect::<Result<Vec<_>>>()?) {
-            tracing::warn!("{warning}");
+            warpline::__warn(&warning);
         }
         Ok((device_ids, output_device))
     }

@@ -1,8 +1,14 @@
 //! Collation of samples to a batch.
 
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// A sample that can be joined with other samples of its type (`default_collate`).
+/// [`DataLoader::with_collate_fn`](crate::data::DataLoader::with_collate_fn) joins other samples.
+#[diagnostic::on_unimplemented(
+    message = "a `DataLoader` does not know how to join samples of type `{Self}` to a batch",
+    label = "expected samples that are tensors, numbers, or tuples of up to four of them",
+    note = "implement `Collate` for the sample, or create the loader with `DataLoader::with_collate_fn`"
+)]
 pub trait Collate: Send + Sized + 'static {
     /// The type of a batch of these samples.
     type Batch: PinMemory + Send + 'static;
@@ -10,20 +16,28 @@ pub trait Collate: Send + Sized + 'static {
     /// Joins samples along a new first dimension.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::ShapeMismatch`] if the shapes of tensors differ.
+    /// [`crate::ErrorKind::ShapeMismatch`] if the sizes of tensors differ.
     /// [`crate::ErrorKind::DeviceMismatch`] if their devices differ. Otherwise the same as
     /// [`stack`](crate::stack).
     fn collate(samples: Vec<Self>) -> Result<Self::Batch>;
 }
 
 /// A batch whose tensors can be moved to page-locked memory.
+#[diagnostic::on_unimplemented(
+    message = "a `DataLoader` cannot return batches of type `{Self}`",
+    label = "expected tensors, numbers, strings, or tuples, `Vec`s and `Option`s of them",
+    note = "for a type of your own, `impl PinMemory for {Self} {{}}` is enough if its tensors stay in ordinary memory"
+)]
 pub trait PinMemory: Sized {
-    /// Copies the tensors to page-locked memory. Tensors that are in such memory already are not copied.
+    /// Copies the tensors to page-locked memory. Tensors that are in such memory already are not copied. Default:
+    /// returns the batch unchanged, as PyTorch does with a type that has no method `pin_memory`.
     ///
     /// # Errors
     /// [`crate::ErrorKind::CudaUnavailable`] if there is no GPU. [`crate::ErrorKind::CannotPin`] if a tensor is
     /// on a GPU. [`crate::ErrorKind::Alloc`] if there is no memory to lock.
-    fn pin_memory(self) -> Result<Self>;
+    fn pin_memory(self) -> Result<Self> {
+        Ok(self)
+    }
 }
 
 impl Collate for Tensor {
@@ -31,6 +45,17 @@ impl Collate for Tensor {
 
     #[track_caller]
     fn collate(samples: Vec<Self>) -> Result<Tensor> {
+        if let [first, others @ ..] = &samples[..]
+            && let Some(other) = others.iter().find(|other| other.size() != first.size())
+        {
+            let reason = format!(
+                "samples of sizes {:?} and {:?} cannot be joined to a batch; \
+                 `DataLoader::with_collate_fn` can pad them first",
+                first.size(),
+                other.size()
+            );
+            return Err(Error::shape("DataLoader", reason));
+        }
         Tensor::stack(&samples, 0)
     }
 }
@@ -41,6 +66,35 @@ impl PinMemory for Tensor {
         Tensor::pin_memory(&self)
     }
 }
+
+impl<T: PinMemory> PinMemory for Vec<T> {
+    #[track_caller]
+    fn pin_memory(self) -> Result<Self> {
+        let mut pinned = Self::with_capacity(self.len());
+        for batch in self {
+            pinned.push(batch.pin_memory()?);
+        }
+        Ok(pinned)
+    }
+}
+
+impl<T: PinMemory> PinMemory for Option<T> {
+    #[track_caller]
+    fn pin_memory(self) -> Result<Self> {
+        match self {
+            Some(batch) => Ok(Some(batch.pin_memory()?)),
+            None => Ok(None),
+        }
+    }
+}
+
+macro_rules! without_tensors {
+    ($($ty:ty)*) => {$(
+        impl PinMemory for $ty {}
+    )*};
+}
+
+without_tensors!(bool u8 i8 i16 i32 i64 isize usize f32 f64 String);
 
 macro_rules! collate_numbers {
     ($($ty:ty)*) => {$(

@@ -35,8 +35,9 @@ use crate::{Error, Generator, Result, runtime, with_runtime};
 /// # Ok(())
 /// # }
 /// ```
-pub struct DataLoader<D> {
+pub struct DataLoader<D: Dataset, B = <<D as Dataset>::Sample as Collate>::Batch> {
     dataset: Arc<D>,
+    collate: CollateFn<D, B>,
     batch_size: usize,
     shuffle: bool,
     sampler: Option<Box<dyn Sampler>>,
@@ -47,7 +48,10 @@ pub struct DataLoader<D> {
     pin_memory: bool,
 }
 
-impl<D: fmt::Debug> fmt::Debug for DataLoader<D> {
+/// Joins the samples of a batch.
+type CollateFn<D, B> = Arc<dyn Fn(Vec<<D as Dataset>::Sample>) -> Result<B> + Send + Sync>;
+
+impl<D: Dataset + fmt::Debug, B> fmt::Debug for DataLoader<D, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("DataLoader")
             .field("dataset", &self.dataset)
@@ -57,11 +61,60 @@ impl<D: fmt::Debug> fmt::Debug for DataLoader<D> {
     }
 }
 
-impl<D: Dataset> DataLoader<D> {
+impl<D: Dataset<Sample: Collate>> DataLoader<D> {
     /// Creates a loader that returns batches of one sample, in order, and loads them in the iterating thread.
+    #[expect(
+        clippy::redundant_closure,
+        reason = "errors of a path as a function would have a line of the standard library"
+    )]
     pub fn new(dataset: D) -> Self {
+        Self::with_collate_fn(dataset, |samples| Collate::collate(samples))
+    }
+}
+
+impl<D: Dataset, B: PinMemory + Send + 'static> DataLoader<D, B> {
+    /// Creates a loader, as `new` does, that joins the samples of a batch with `collate` (`collate_fn`). The samples can
+    /// have any type and any sizes. Workers call `collate` in their threads.
+    ///
+    /// ```
+    /// use warpline::data::{DataLoader, Dataset};
+    /// use warpline::functional::pad;
+    /// use warpline::{Result, Tensor, arange, stack};
+    ///
+    /// /// Sequences of 1 to 6 numbers.
+    /// struct Sequences;
+    ///
+    /// impl Dataset for Sequences {
+    ///     type Sample = Tensor;
+    ///
+    ///     fn len(&self) -> usize {
+    ///         6
+    ///     }
+    ///
+    ///     fn get(&self, index: usize) -> Result<Tensor> {
+    ///         arange(index + 1, ())
+    ///     }
+    /// }
+    ///
+    /// // Pads the sequences to the longest of them, and keeps their lengths.
+    /// let loader = DataLoader::with_collate_fn(Sequences, |sequences| {
+    ///     let lengths: Vec<usize> = sequences.iter().map(Tensor::numel).collect();
+    ///     let longest = lengths.iter().max().copied().unwrap_or(0);
+    ///     let padded = sequences.iter().map(|s| pad(s, (0, longest - s.numel()), ()));
+    ///     Ok((stack(&padded.collect::<Result<Vec<_>>>()?, 0)?, lengths))
+    /// });
+    /// let mut batches = loader.batch_size(4)?.iter()?;
+    /// let (batch, lengths) = batches.next().expect("two batches")?;
+    /// assert_eq!((batch.size(), &lengths[..]), (&[4, 4][..], &[1, 2, 3, 4][..]));
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    pub fn with_collate_fn(
+        dataset: D,
+        collate: impl Fn(Vec<D::Sample>) -> Result<B> + Send + Sync + 'static,
+    ) -> Self {
         Self {
             dataset: Arc::new(dataset),
+            collate: Arc::new(collate),
             batch_size: 1,
             shuffle: false,
             sampler: None,
@@ -178,7 +231,7 @@ impl<D: Dataset> DataLoader<D> {
     /// [`ErrorKind::InvalidArgument`] if the sampler returns an index beyond the dataset, or a worker thread
     /// cannot be started.
     #[track_caller]
-    pub fn iter(&self) -> Result<Batches<D>> {
+    pub fn iter(&self) -> Result<Batches<D, B>> {
         self.iter_from(0)
     }
 
@@ -188,7 +241,7 @@ impl<D: Dataset> DataLoader<D> {
     /// # Errors
     /// The same as [`DataLoader::iter`].
     #[track_caller]
-    pub fn iter_from(&self, first: usize) -> Result<Batches<D>> {
+    pub fn iter_from(&self, first: usize) -> Result<Batches<D, B>> {
         let n = self.dataset.len();
         // Draws a seed even without workers, as PyTorch does, so that later draws are the same.
         let seed = draw(self.generator.as_ref());
@@ -208,6 +261,7 @@ impl<D: Dataset> DataLoader<D> {
         let n = order.as_ref().map_or(n, Vec::len);
         let job = Arc::new(LoadJob {
             dataset: Arc::clone(&self.dataset),
+            collate: Arc::clone(&self.collate),
             order,
             samples: n,
             batch_size: self.batch_size,
@@ -232,9 +286,9 @@ impl<D: Dataset> DataLoader<D> {
     }
 }
 
-#[derive(Debug)]
-struct LoadJob<D> {
+struct LoadJob<D: Dataset, B> {
     dataset: Arc<D>,
+    collate: CollateFn<D, B>,
     /// The order of the samples; `None`: the order of the dataset.
     order: Option<Vec<usize>>,
     samples: usize,
@@ -244,19 +298,17 @@ struct LoadJob<D> {
     runtime: Runtime,
 }
 
-type BatchOf<D> = <<D as Dataset>::Sample as Collate>::Batch;
-
-impl<D: Dataset> LoadJob<D> {
+impl<D: Dataset, B: PinMemory> LoadJob<D, B> {
     /// Loads a batch. If collating or pinning fails with an error that is located in this file, the error gets
     /// `location` instead, because `#[track_caller]` does not work through threads and closures. Errors of a
     /// user-defined dataset or collation keep their own locations.
-    fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<BatchOf<D>> {
+    fn load(&self, batch: usize, location: &'static Location<'static>) -> Result<B> {
         let start = batch * self.batch_size;
         let end = start.saturating_add(self.batch_size).min(self.samples);
         let index = |i: usize| self.order.as_ref().map_or(i, |order| order[i]);
         let samples: Result<Vec<_>> = (start..end).map(|i| self.dataset.get(index(i))).collect();
         let batch = samples.and_then(|samples| {
-            let batch = Collate::collate(samples)?;
+            let batch = (self.collate)(samples)?;
             if self.pin_memory { batch.pin_memory() } else { Ok(batch) }
         });
         batch.map_err(|error| match error.location() {
@@ -273,18 +325,14 @@ struct LoaderWorker<B> {
     thread: Option<JoinHandle<()>>,
 }
 
-impl<B: Send + 'static> LoaderWorker<B> {
+impl<B: PinMemory + Send + 'static> LoaderWorker<B> {
     #[track_caller]
-    fn start<D>(
-        job: &Arc<LoadJob<D>>,
+    fn start<D: Dataset>(
+        job: &Arc<LoadJob<D, B>>,
         first: usize,
         step: usize,
         (ahead, seed): (usize, u64),
-    ) -> Result<Self>
-    where
-        D: Dataset,
-        D::Sample: Collate<Batch = B>,
-    {
+    ) -> Result<Self> {
         let location = Location::caller();
         // A worker holds one finished batch while the channel is full.
         let (sender, receiver) = sync_channel(ahead.saturating_sub(1));
@@ -328,21 +376,21 @@ impl<B> Drop for LoaderWorker<B> {
 }
 
 /// An iteration over a [`DataLoader`].
-pub struct Batches<D: Dataset> {
-    job: Arc<LoadJob<D>>,
-    workers: Vec<LoaderWorker<BatchOf<D>>>,
+pub struct Batches<D: Dataset, B = <<D as Dataset>::Sample as Collate>::Batch> {
+    job: Arc<LoadJob<D, B>>,
+    workers: Vec<LoaderWorker<B>>,
     first: usize,
     next: usize,
 }
 
-impl<D: Dataset> fmt::Debug for Batches<D> {
+impl<D: Dataset, B> fmt::Debug for Batches<D, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batches").field("next", &self.next).finish_non_exhaustive()
     }
 }
 
-impl<D: Dataset> Iterator for Batches<D> {
-    type Item = Result<BatchOf<D>>;
+impl<D: Dataset, B: PinMemory + Send + 'static> Iterator for Batches<D, B> {
+    type Item = Result<B>;
 
     #[track_caller]
     fn next(&mut self) -> Option<Self::Item> {

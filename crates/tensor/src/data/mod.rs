@@ -14,8 +14,9 @@ use crate::{Error, Result, Tensor};
 
 /// A set of samples, by index (`torch.utils.data.Dataset`).
 pub trait Dataset: Send + Sync + 'static {
-    /// The type of a sample: a tensor, a number, or a tuple of these.
-    type Sample: Collate;
+    /// The type of a sample: a tensor, a number, or a tuple of these; another type that implements [`Collate`]; or any
+    /// type, with a [`DataLoader::with_collate_fn`].
+    type Sample: Send + 'static;
 
     /// Returns the number of samples.
     fn len(&self) -> usize;

@@ -7,7 +7,7 @@ use super::pool::{adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d}
 use crate::amp::autocast_operands;
 use crate::autograd::{linear, no_grad, record, should_record};
 use crate::methods::composite::signed;
-use crate::{CallScope, Error, ErrorKind, IntoOptions, IntoShape, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, Integer, IntoOptions, IntoShape, Result, Tensor};
 
 /// The interpolation of [`interpolate`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,7 @@ options! {
     }
 }
 
-/// A factor for all dimensions of an image, or one per dimension.
+/// A factor for all dimensions of an image, or an array with one per dimension. Factors are floats or integers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaleFactor(Vec<f64>);
 
@@ -74,6 +74,18 @@ impl<const N: usize> From<[f64; N]> for ScaleFactor {
     }
 }
 
+impl<I: Integer> From<I> for ScaleFactor {
+    fn from(factor: I) -> Self {
+        Self(vec![factor.into_isize() as f64])
+    }
+}
+
+impl<I: Integer, const N: usize> From<[I; N]> for ScaleFactor {
+    fn from(factors: [I; N]) -> Self {
+        Self(factors.map(|factor| factor.into_isize() as f64).to_vec())
+    }
+}
+
 impl From<&[f64]> for ScaleFactor {
     fn from(factors: &[f64]) -> Self {
         Self(factors.to_vec())
@@ -90,6 +102,8 @@ impl From<&[f64]> for ScaleFactor {
 /// let image = tensor(&[[1f32, 2.0], [3.0, 4.0]], ())?.reshape([1, 1, 2, 2])?;
 /// let options = InterpolateOptions::new().size([1, 3]).mode(InterpolateMode::Bilinear);
 /// assert_eq!(interpolate(&image, options)?.to_vec::<f32>()?, [2.0, 2.5, 3.0]);
+/// let options = InterpolateOptions::new().scale_factor(2); // or 2.0, [1, 2] or [1.0, 2.5]
+/// assert_eq!(interpolate(&image, options)?.size(), [1, 1, 4, 4]);
 /// # Ok::<(), warpline::Error>(())
 /// ```
 ///

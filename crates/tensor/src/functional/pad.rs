@@ -119,10 +119,14 @@ fn pad_by_gather(
     };
     let length = before.saturating_add(size).saturating_add(after);
     if before > most || after > most || length < 0 {
-        return Err(Error::invalid(
-            "pad",
-            format!("dimension {d} of size {size} cannot be padded by {before} and {after}"),
-        ));
+        let limit = match mode {
+            PadMode::Reflect => "; a reflected pad must be smaller than the size",
+            PadMode::Circular => "; a circular pad can be at most the size",
+            _ => "",
+        };
+        let reason =
+            format!("dimension {d} of size {size} cannot be padded by {before} and {after}{limit}");
+        return Err(Error::invalid("pad", reason));
     }
     let places = t.arange_on_device(before.saturating_neg(), length as usize)?;
     let size = size as i64;

@@ -151,7 +151,10 @@ impl Tensor {
             }
             n => Err(Error::shape(
                 "t",
-                format!("expects at most 2 dimensions, but the tensor has {n}"),
+                format!(
+                    "expects at most 2 dimensions, but the tensor has {n}; `m_t()` transposes the last two, and \
+                     `transpose(a, b)` any two"
+                ),
             )),
         }
     }

@@ -73,6 +73,34 @@ fn losses_warn_of_sizes_that_are_broadcast() -> Result<()> {
 }
 
 #[test]
+#[ignore = "the next test runs it in a process without a subscriber"]
+fn losses_of_two_lines() {
+    let (x, t) = (zeros([2, 3], ()).unwrap(), ones([3], ()).unwrap());
+    for _ in 0..3 {
+        mse_loss(&x, &t, ()).unwrap();
+        l1_loss(&x, &t, ()).unwrap();
+    }
+}
+
+#[test]
+fn warnings_are_printed_once_per_line_without_a_subscriber() {
+    let own = std::env::current_exe().unwrap();
+    let (_, module) = module_path!().split_once("::").unwrap();
+    let test = format!("{module}::losses_of_two_lines");
+    let output = std::process::Command::new(own)
+        .args([&test, "--exact", "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let warnings: Vec<&str> = text.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(warnings.len(), 2, "{text}");
+    for (line, op) in warnings.iter().zip(["mse_loss", "l1_loss"]) {
+        assert!(line.starts_with(&format!("warning: {op}: the target's sizes [3]")), "{line}");
+        assert!(line.contains("loss_arguments.rs:"), "{line}");
+    }
+}
+
+#[test]
 fn a_binary_cross_entropy_outside_0_to_1_is_refused() -> Result<()> {
     let (half, mean) = (tensor([0.5f32], "cpu")?, Reduction::Mean);
     for bad in [1.5f32, -0.1, f32::NAN] {

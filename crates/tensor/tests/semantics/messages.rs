@@ -265,7 +265,7 @@ fn loaders_fail_at_the_line_that_asks_for_a_batch() -> Result<()> {
     }
     let loader = DataLoader::new(Ragged).batch_size(2)?;
     let mut batches = loader.iter()?;
-    refused("stack", batches.next().expect("a batch"));
+    refused("DataLoader", batches.next().expect("a batch"));
     let batches = DataLoader::new(Ragged).batch_size(2)?.num_workers(1);
     for batch in &mut batches.iter()? {
         let text = batch.expect_err("ragged").to_string();

@@ -263,3 +263,45 @@ fn gpu_composed_functions_and_gradients_fail_under_their_own_names() {
         ops_of_the_program_in_a_gradient_name_their_own_calls,
     ]);
 }
+
+#[test]
+fn errors_of_arguments_name_the_limits_and_the_right_call() -> Result<()> {
+    everywhere(|at| {
+        let says = |text: String, said: &str| assert!(text.contains(said), "{text}");
+        let image = ones([1, 3, 4, 4], at)?;
+        let text = refused("t", image.t());
+        says(text, "`m_t()` transposes the last two, and `transpose(a, b)` any two");
+        let (reflect, circular) = (functional::PadMode::Reflect, functional::PadMode::Circular);
+        let text = refused("pad", functional::pad(&image, (4, 0), reflect));
+        says(text, "of size 4 cannot be padded by 4 and 0; a reflected pad must be smaller");
+        let text = refused("pad", functional::pad(&image, (0, 5), circular));
+        says(text, "cannot be padded by 0 and 5; a circular pad can be at most the size");
+        let (w, groups) = (ones([4, 1, 1, 1], at)?, ConvOptions::new().groups(3));
+        let text = refused("conv2d", functional::conv2d(&image, &w, None, groups));
+        says(text, "3 groups do not divide the 4 outputs of a weight of [4, 1, 1, 1]");
+        let w = ones([6, 2, 1, 1], at)?;
+        let text = refused("conv2d", functional::conv2d(&image, &w, None, groups));
+        says(text, "expects 6 channels, but the input of [1, 3, 4, 4] has 3");
+        let (floats, w) = (ones([2], at)?, ones([3, 2], at)?);
+        let text = refused("embedding", functional::embedding(&floats, &w, ()));
+        says(text, "torch.int64");
+        Ok(())
+    })
+}
+
+#[test]
+fn images_are_scaled_by_integers() -> Result<()> {
+    let image = ones([1, 1, 2, 2], ())?;
+    let size = |options| {
+        Ok::<_, warpline::Error>(functional::interpolate(&image, options)?.size().to_vec())
+    };
+    let options = functional::InterpolateOptions::new;
+    assert_eq!(size(options().scale_factor(2))?, [1, 1, 4, 4]);
+    assert_eq!(size(options().scale_factor(3usize))?, [1, 1, 6, 6]);
+    assert_eq!(size(options().scale_factor([1, 2]))?, [1, 1, 2, 4]);
+    assert_eq!(size(options().scale_factor(1.5))?, [1, 1, 3, 3]);
+    let negative = options().scale_factor(-1);
+    let text = refused("interpolate", functional::interpolate(&image, negative));
+    assert!(text.contains("must be positive"), "{text}");
+    Ok(())
+}

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use warpline::data::{DataLoader, Dataset, TensorDataset};
+use warpline::data::{DataLoader, Dataset, PinMemory, TensorDataset};
 use warpline::{
     DType, Device, Error, ErrorKind, Generator, Result, ResultExt, SyncPolicy, Tensor, arange,
     manual_seed, rand, tensor, zeros,
 };
 
 use crate::boxes::within_a_minute;
+use crate::common::bad_calls::refused;
 use crate::common::{World, cpu, schedules};
 
 crate::rows! {
@@ -286,6 +287,81 @@ fn s27_a_batch_size_of_zero_is_refused() {
         matches!(error.kind(), ErrorKind::InvalidArgument { .. })
             && error.to_string().contains("batch_size")
     );
+}
+
+/// Samples of different sizes.
+struct Ragged;
+
+impl Dataset for Ragged {
+    type Sample = (Tensor, i64);
+
+    fn len(&self) -> usize {
+        4
+    }
+
+    fn get(&self, index: usize) -> Result<Self::Sample> {
+        Ok((arange(index + 1, ())?, index as i64))
+    }
+}
+
+#[test]
+fn s27_samples_of_different_sizes_are_an_error_at_the_callers_line() {
+    cpu(|_| {
+        for workers in [0, 2] {
+            let loader = DataLoader::new(Ragged).batch_size(3)?.num_workers(workers);
+            let mut batches = loader.iter()?;
+            let text = match workers {
+                0 => refused("DataLoader", batches.next().unwrap()),
+                _ => batches.next().unwrap().expect_err("their sizes differ").to_string(),
+            };
+            assert!(text.contains("samples of sizes [1] and [2]"), "{text}");
+            assert!(text.contains("with_collate_fn"), "{text}");
+            assert!(text.contains("s27_data_loader.rs:"), "{text}");
+        }
+        Ok(())
+    });
+}
+
+/// A sample and a batch of types that the loader does not know.
+struct Sentence(Tensor);
+struct Lengths(Vec<usize>);
+
+struct Sentences(Vec<usize>);
+
+impl Dataset for Sentences {
+    type Sample = Sentence;
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn get(&self, index: usize) -> Result<Sentence> {
+        Ok(Sentence(zeros([self.0[index]], ())?))
+    }
+}
+
+impl PinMemory for Lengths {}
+
+#[test]
+fn s27_a_collate_fn_joins_samples_of_any_type() {
+    cpu(|_| {
+        for workers in [0, 2] {
+            let lengths = |samples: Vec<Sentence>| {
+                Ok(Lengths(samples.iter().map(|sample| sample.0.numel()).collect()))
+            };
+            let data = Sentences(vec![3, 1, 2]);
+            let loader = DataLoader::with_collate_fn(data, lengths).batch_size(2)?;
+            let batches = loader.num_workers(workers).pin_memory(true).iter()?;
+            let batches: Vec<_> = batches.map(|batch| Ok(batch?.0)).collect::<Result<_>>()?;
+            assert_eq!(batches, [vec![3, 1], vec![2]]);
+        }
+        let fails = DataLoader::with_collate_fn(Ragged, |samples| -> Result<Tensor> {
+            samples[0].0.sum(7)
+        });
+        let error = fails.iter()?.next().unwrap().expect_err("there is no dimension 7");
+        assert!(error.to_string().starts_with("sum: "), "{error}");
+        Ok(())
+    });
 }
 
 #[test]

@@ -31,6 +31,21 @@ struct Described {
 }
 
 #[derive(Module)]
+struct Renamed {
+    #[module(name = "fc")]
+    first: Linear,
+    #[module(name = "fc")]
+    second: Linear,
+}
+
+#[derive(Module)]
+struct NamedAsAnother {
+    #[module(name = "second")]
+    first: Linear,
+    second: Linear,
+}
+
+#[derive(Module)]
 union Either {
     a: u32,
     b: u32,

@@ -403,7 +403,7 @@ fn a_scaler_continues_from_its_saved_state() -> Result<()> {
     step(&mut scaler)?;
     step(&mut scaler)?;
     let state = scaler.state_dict()?;
-    let names: Vec<&str> = state.names().collect();
+    let names: Vec<&str> = state.keys().collect();
     let expected =
         ["_growth_tracker", "backoff_factor", "growth_factor", "growth_interval", "scale"];
     assert_eq!(

@@ -143,7 +143,7 @@ fn a_resumed_lbfgs_is_bit_identical() {
                     }
                     assert_eq!(x.to_vec::<f64>()?, y.to_vec::<f64>()?);
                     let (one, two) = (whole.state_dict()?, again.state_dict()?);
-                    assert!(one.to_tensors()?.names().eq(two.to_tensors()?.names()));
+                    assert!(one.to_tensors()?.keys().eq(two.to_tensors()?.keys()));
                 }
             }
         }

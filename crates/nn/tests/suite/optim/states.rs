@@ -34,7 +34,7 @@ fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
     assert_eq!(values(&one)?, values(&two)?);
     // The states are equal too, because the resumed optimizer has its own copy of the saved state.
     let (one, two) = (whole.state_dict()?.to_tensors()?, again.state_dict()?.to_tensors()?);
-    assert!(one.names().eq(two.names()), "{one:?} {two:?}");
+    assert!(one.keys().eq(two.keys()), "{one:?} {two:?}");
     for ((name, one), (_, two)) in one.iter().zip(two.iter()) {
         let of = |t: &Tensor| t.to(DType::F64)?.to_vec::<f64>();
         assert_eq!(of(one)?, of(two)?, "{name}");

@@ -120,9 +120,9 @@ fn guess_device(rank: usize, devices: usize) -> usize {
     let device = rank.checked_rem(devices).unwrap_or(0);
     if devices > 1 {
         // PyTorch also warns here.
-        tracing::warn!(
+        warpline::__warn(&format!(
             "init_process_group: rank {rank} uses cuda:{device}, guessed from its rank; if a host has more or fewer ranks than devices, set LOCAL_RANK or InitOptions::device"
-        );
+        ));
     }
     device
 }

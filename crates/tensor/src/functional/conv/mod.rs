@@ -188,13 +188,16 @@ fn forward<const D: usize>(
     let (channels, outputs) = (input.size()[input.dim() - D - 1], weight.size()[0]);
     let of_group = weight.size()[1];
     if of_group.checked_mul(groups) != Some(channels) || !outputs.is_multiple_of(groups) {
-        let reason = format!(
-            "with {groups} groups a weight of {:?} expects {} channels and a number of outputs that {groups} divides, \
-             but the input of {:?} has {channels} channels",
-            weight.size(),
-            of_group.saturating_mul(groups),
-            input.size()
-        );
+        let (expected, weight) = (of_group.saturating_mul(groups), weight.size());
+        let reason = if expected == channels {
+            format!("{groups} groups do not divide the {outputs} outputs of a weight of {weight:?}")
+        } else {
+            format!(
+                "with {groups} groups a weight of {weight:?} expects {expected} channels, but the input of {:?} has \
+                 {channels}",
+                input.size()
+            )
+        };
         return Err(Error::shape(op, reason));
     }
     check_bias(op, bias, outputs)?;

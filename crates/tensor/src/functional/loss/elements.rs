@@ -68,13 +68,13 @@ impl Reduction {
 #[track_caller]
 fn warn_of_broadcast(op: &'static str, input: &Tensor, target: &Tensor) {
     if input.size() != target.size() {
-        tracing::warn!(
+        crate::__warn(&format!(
             "{op}: the target's sizes {:?} are not the input's, {:?}; they are broadcast, which likely leads to incorrect \
              results (called at {})",
             target.size(),
             input.size(),
             Location::caller()
-        );
+        ));
     }
 }
 

@@ -1,0 +1,3 @@
+//! Helpers of programs (`torch.nn.utils`).
+
+pub mod rnn;

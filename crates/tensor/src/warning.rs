@@ -1,0 +1,22 @@
+//! Warnings about calls that are valid but often mistakes.
+
+use std::collections::HashSet;
+use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
+
+/// Lines of the program whose warnings were printed.
+static PRINTED: Mutex<Option<HashSet<Location<'static>>>> = Mutex::new(None);
+
+/// Logs a warning through `tracing`. If the program has never set a subscriber, prints the warning to stderr instead,
+/// once for each line of the caller, as Python's `warnings` do.
+#[track_caller]
+pub fn warn(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+        return;
+    }
+    let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    if printed.get_or_insert_default().insert(*Location::caller()) {
+        eprintln!("warning: {text}");
+    }
+}
