@@ -1,6 +1,7 @@
 //! Warnings about calls that are valid but often mistakes.
 
 use std::collections::HashSet;
+use std::io::Write as _;
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
@@ -17,6 +18,7 @@ pub fn warn(text: &str) {
     }
     let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
     if printed.get_or_insert_default().insert(*Location::caller()) {
-        eprintln!("warning: {text}");
+        // `eprintln!` would panic if stderr is closed.
+        let _ = writeln!(std::io::stderr(), "warning: {text}");
     }
 }
