@@ -8,7 +8,9 @@ use warpline::amp::{
     is_autocast_cache_enabled, is_autocast_enabled,
 };
 use warpline::autograd::{Context, Function, Gradients, Modes, ToSave, checkpoint, no_grad};
-use warpline::cuda::{self, Stream, memory_allocated};
+use warpline::cuda::{
+    self, Stream, max_memory_allocated, memory_allocated, reset_peak_memory_stats,
+};
 use warpline::data::{DataLoader, Dataset};
 use warpline::functional::{add_layer_norm, binary_cross_entropy, linear};
 use warpline::{
@@ -46,6 +48,25 @@ fn a_parameter_is_converted_once_until_it_changes() {
             memory_allocated(0)? < bytes - 256 * 256 * 2 + 2048,
             "the copy goes with the parameter"
         );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_parameter_never_has_two_copies() {
+    on_gpu(|| {
+        let (weight, x) = (weight([1024, 1024], "cuda")?, ones([1, 1024], "cuda")?);
+        let product = || autocast("cuda", (), || x.matmul(&weight).map(drop));
+        product()?;
+        let bytes = memory_allocated(0)?;
+        for _ in 0..3 {
+            no_grad(|| weight.add_(1).map(drop))?;
+            reset_peak_memory_stats(0)?;
+            product()?;
+            let most = max_memory_allocated(0)? - bytes;
+            assert!(most < 1024 * 1024, "{most} bytes more for a moment");
+            assert_eq!(memory_allocated(0)?, bytes);
+        }
         Ok(())
     });
 }
