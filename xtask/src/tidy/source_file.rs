@@ -1,7 +1,7 @@
 //! Parsed Rust source files.
 
 use anyhow::{Result, anyhow};
-use proc_macro2::{Ident, TokenStream, TokenTree};
+use proc_macro2::{Ident, Spacing, TokenStream, TokenTree};
 
 use super::Complaint;
 
@@ -19,6 +19,8 @@ pub(super) struct SourceFile {
 struct SourceWords {
     /// Identifiers and keywords.
     idents: Vec<Ident>,
+    /// The identifiers among them that begin a path.
+    first_of_paths: Vec<Ident>,
     /// Texts of doc comments.
     docs: Vec<String>,
 }
@@ -57,10 +59,7 @@ impl SourceFile {
 
     /// Returns whether a path in the code begins with the crate or module `name`, as `name::item` does.
     pub(super) fn has_path_from(&self, name: &str) -> bool {
-        self.words.idents.iter().filter(|ident| *ident == name).any(|ident| {
-            let at = ident.span().byte_range();
-            self.text[at.end..].starts_with("::") && !self.text[..at.start].ends_with("::")
-        })
+        self.words.first_of_paths.iter().any(|ident| ident == name)
     }
 
     /// Returns whether a doc comment contains `text`.
@@ -91,10 +90,24 @@ impl SourceWords {
     }
 
     fn add(&mut self, tokens: TokenStream) {
-        for token in tokens {
+        let mut tokens = tokens.into_iter().peekable();
+        let colon = |token: &TokenTree| match token {
+            TokenTree::Punct(punct) if punct.as_char() == ':' => Some(punct.spacing()),
+            _ => None,
+        };
+        // The number of colons before a token.
+        let mut colons = 0;
+        while let Some(token) = tokens.next() {
+            let before = std::mem::take(&mut colons);
             match token {
+                token if colon(&token).is_some() => colons = before + 1,
                 TokenTree::Group(group) => self.add(group.stream()),
-                TokenTree::Ident(ident) => self.idents.push(ident),
+                TokenTree::Ident(ident) => {
+                    if before < 2 && tokens.peek().and_then(colon) == Some(Spacing::Joint) {
+                        self.first_of_paths.push(ident.clone());
+                    }
+                    self.idents.push(ident);
+                }
                 // A doc comment is the attribute `doc = "text"`.
                 TokenTree::Literal(text) if self.idents.last().is_some_and(|i| i == "doc") => {
                     self.docs.push(text.to_string());

@@ -414,9 +414,9 @@ fn bad_regions_are_refused() {
 }
 
 /// A dataset whose only sample is a product.
-struct Product;
+struct OneProduct;
 
-impl Dataset for Product {
+impl Dataset for OneProduct {
     type Sample = Tensor;
 
     fn len(&self) -> usize {
@@ -431,7 +431,7 @@ impl Dataset for Product {
 #[test]
 fn workers_of_a_loader_are_in_the_region_of_their_epoch() -> Result<()> {
     for workers in [0, 2] {
-        let loader = DataLoader::new(Product).num_workers(workers);
+        let loader = DataLoader::new(OneProduct).num_workers(workers);
         let dtype = || loader.iter()?.next().expect("a batch").map(|batch| batch.dtype());
         assert_eq!(autocast("cpu", DType::BF16, dtype)?, DType::BF16);
         assert_eq!(dtype()?, DType::F32);
