@@ -70,7 +70,7 @@ warpline::__options! {
 /// Scales losses, unscales gradients, and skips steps whose gradients overflowed (`torch.amp.GradScaler`). The
 /// [module](self) has an example.
 ///
-/// The scaler identifies an optimizer by its first parameter. Call [`update`](Self::update) once per iteration, after
+/// The scaler identifies an optimizer by its parameters. Call [`update`](Self::update) once per iteration, after
 /// the steps of all optimizers.
 #[derive(Debug)]
 pub struct GradScaler {
@@ -86,7 +86,7 @@ pub struct GradScaler {
 /// An optimizer whose gradients were checked.
 #[derive(Debug)]
 struct CheckedOptimizer {
-    first: Tensor,
+    parameters: Vec<Tensor>,
     stage: Stage,
     /// One mark per device, not zero if a gradient on that device is infinite or NaN.
     found_inf: Vec<Tensor>,
@@ -413,13 +413,18 @@ impl GradScaler {
         op: &'static str,
         optimizer: &dyn Optimizer,
     ) -> Result<&mut CheckedOptimizer> {
-        let Some(first) = optimizer.parameters().into_iter().next() else {
+        let parameters = optimizer.parameters();
+        if parameters.is_empty() {
             return Err(Error::invalid(op, "the optimizer has no parameters"));
+        }
+        let is_of = |of: &CheckedOptimizer| {
+            of.parameters.len() == parameters.len()
+                && of.parameters.iter().zip(&parameters).all(|(a, b)| a.is_same(b))
         };
-        let known = self.optimizers.iter().position(|of| of.first.is_same(&first));
+        let known = self.optimizers.iter().position(is_of);
         let at = known.unwrap_or_else(|| {
             self.optimizers.push(CheckedOptimizer {
-                first,
+                parameters,
                 stage: Stage::Ready,
                 found_inf: Vec::new(),
             });

@@ -172,9 +172,14 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\n== {}", step.name);
         let begun = Instant::now();
         let (cargo, args) = (workspace::cargo(), &step.args);
-        let command = match step.toolchain {
-            Some(toolchain) => cmd!(sh, "rustup run {toolchain} cargo {args...}"),
-            None => cmd!(sh, "{cargo} {args...}"),
+        let command = match (step.toolchain, args.split_first()) {
+            (Some(toolchain), _) => cmd!(sh, "rustup run {toolchain} cargo {args...}"),
+            // Cargo would build this program again, if it was built with the features of the whole workspace.
+            (None, Some((first, args))) if first == "xtask" => {
+                let own = std::env::current_exe()?;
+                cmd!(sh, "{own} {args...}")
+            }
+            (None, _) => cmd!(sh, "{cargo} {args...}"),
         };
         let passed = command.envs(step.env.iter().copied()).run();
         if let Err(error) = &passed {

@@ -8,7 +8,7 @@ use super::optimizer::Optim;
 use super::rule::{
     ParamState, Rate, Rule, Settings, Slot, check_fraction, check_not_negative, descend, settings,
 };
-use super::step_count::{count_steps_on_device, move_counts_to_host};
+use super::step_count::{check_capturable, count_steps_on_device, move_counts_to_host};
 
 /// Adam (`torch.optim.Adam`).
 pub type Adam = Optim<AdamOptions>;
@@ -109,11 +109,15 @@ struct AdamStep {
 impl AdamStep {
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, scaling: Option<&GradScaling>) -> Result<()> {
-        // Only the device knows whether a scaled step is skipped.
-        if self.capturable || scaling.is_some() {
-            count_steps_on_device(slots, scaling)?;
-        } else {
-            move_counts_to_host(slots)?;
+        match (self.capturable, scaling) {
+            (true, _) => count_steps_on_device(slots, scaling)?,
+            (false, None) => move_counts_to_host(slots)?,
+            // Only the device knows whether a scaled step is skipped. The next step without a scaler takes the count to
+            // the host, where a graph would not find it.
+            (false, Some(_)) => {
+                check_capturable(slots)?;
+                count_steps_on_device(slots, scaling)?;
+            }
         }
         // Group by step count. If the device counts, the counter's address stands for the count, because parameters
         // that have always stepped together share a counter.

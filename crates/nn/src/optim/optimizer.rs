@@ -20,8 +20,9 @@ pub trait Optimizer {
     ///
     /// # Errors
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter;
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a captured step would create state or
-    /// counts steps on the host, or if a step needs a closure ([`LBFGS`](super::LBFGS)); errors of the ops.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a captured step would create state, if
+    /// Adam or AdamW is captured without `capturable`, or if a step needs a closure ([`LBFGS`](super::LBFGS)); errors
+    /// of the ops. RMSprop and Adadelta count a captured step once, at the capture, because the count has no effect.
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 

@@ -163,7 +163,7 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
         for former in formers {
             let Some(new) = states.next() else { break };
             let mut state = reuse_tensors(former, new)?;
-            if let Some(counter) = former.counter.as_ref().filter(|_| is_capturable(group)) {
+            if let Some(counter) = &former.counter {
                 let (at, step) = (counter.data_ptr(), state.step);
                 let earlier = counted.iter().find(|of| of.0 == at);
                 if earlier.is_none_or(|of| of.1 == step) {
@@ -213,11 +213,6 @@ fn load_param_state<R: Rule>(
         state.tensors[which] = Some(copy);
     }
     Ok(state)
-}
-
-/// Returns `true` if the group counts steps on the device.
-fn is_capturable<R: Rule>(group: &ParamGroup<R>) -> bool {
-    group.setting("capturable").is_some_and(|value| value != 0.0)
 }
 
 /// Copies a new state into the tensors of the former state, if both have them.

@@ -44,14 +44,23 @@ pub(super) fn count_steps_on_device(
 /// Moves the step counts to the host. Returns an error during a capture, because the host does not run in a replay.
 #[track_caller]
 pub(super) fn move_counts_to_host(slots: &mut [Slot<'_>]) -> Result<()> {
+    check_capturable(slots)?;
+    for slot in slots {
+        if let Some(counter) = slot.state.counter.take() {
+            slot.state.step = counter.item::<f32>()? as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Fails in a capture. For optimizers whose options are not `capturable`.
+#[track_caller]
+pub(super) fn check_capturable(slots: &[Slot<'_>]) -> Result<()> {
     for slot in slots {
         if is_capturing(slot.param)? {
             let reason =
                 "a step can be captured only if the device counts the steps: set `capturable`";
             return Err(Error::invalid("step", reason));
-        }
-        if let Some(counter) = slot.state.counter.take() {
-            slot.state.step = counter.item::<f32>()? as u64;
         }
     }
     Ok(())

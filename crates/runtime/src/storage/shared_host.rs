@@ -68,7 +68,7 @@ impl Storage {
             None => ErrorKind::CannotShare { reason: e.to_string() }.of(OP).at(location),
             Some(_) => Error::driver(OP, e),
         })?;
-        let (id, location) = (new_memory_id(), Location::caller());
+        let id = new_memory_id();
         runtime.shared_storage(id, None, || {
             let block = SharedHostBlock { memory, id, received: false };
             Ok(Self::build(runtime, StorageMemory::SharedHost(block), bytes, None, location))

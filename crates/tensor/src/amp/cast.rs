@@ -51,6 +51,8 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
         // A leaf whose copy was dropped and made again is in the list several times.
         all.sort_by_key(|leaf| Weak::as_ptr(leaf).addr());
         all.dedup_by(|a, b| Weak::ptr_eq(a, b));
+        let len = all.len();
+        all.reserve(len);
     }
     all.push(Arc::downgrade(leaf.inner()));
 }
@@ -185,6 +187,9 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
         // A capture converts at each use, because each replay must convert the values that the leaf has then.
         && !matches!(tensor.exec()?, Exec::Cuda(_, _, stream) if stream.is_capturing());
     if !is_cached {
+        if !cache && tensor.is_leaf_parameter() {
+            tensor.drop_cached_cast();
+        }
         return tensor.in_dtype(dtype);
     }
     let key = (Arc::as_ptr(tensor.inner()).addr(), dtype);

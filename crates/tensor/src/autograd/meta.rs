@@ -261,18 +261,19 @@ impl Tensor {
     pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
         let (version, stream) = (self.storage().version(), self.current_stream());
         let meta = AutogradMeta::of(self);
-        let is_new = match meta.cast().clone() {
-            Some(known) if known.is_of(self) && known.value.dtype() == dtype => return Ok(known),
-            Some(_) => false,
-            None => true,
-        };
+        if let Some(known) = &*meta.cast()
+            && known.is_of(self)
+            && known.value.dtype() == dtype
+        {
+            return Ok(known.clone());
+        }
         // Free the former copy first, so that the new copy takes its memory. Otherwise the copies of all parameters
         // would move in each step, and the allocator would keep mapping pages at other addresses.
         self.drop_cached_cast();
         let value = self.converted(dtype)?;
         let cast = LeafCast { version, copied: value.storage().version(), stream, value };
         let former = meta.cast().replace(cast.clone());
-        if is_new {
+        if former.is_none() {
             remember_converted(self);
         }
         drop(former);

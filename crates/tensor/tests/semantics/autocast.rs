@@ -14,8 +14,8 @@ use warpline::cuda::{
 use warpline::data::{DataLoader, Dataset};
 use warpline::functional::{add_layer_norm, binary_cross_entropy, linear};
 use warpline::{
-    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, einsum, full, ones, simulated,
-    with_runtime,
+    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, einsum, full, ones, runtime,
+    simulated, with_runtime,
 };
 
 use crate::common::schedules;
@@ -72,6 +72,26 @@ fn a_parameter_never_has_two_copies() {
 }
 
 #[test]
+fn copies_are_found_although_other_threads_clear_the_cache() {
+    on_gpu(|| {
+        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
+        clear_autocast_cache();
+        let (bytes, world) = (memory_allocated(0)?, runtime());
+        std::thread::scope(|scope| {
+            scope.spawn(|| with_runtime(&world, || (0..300).for_each(|_| clear_autocast_cache())));
+            for _ in 0..100 {
+                no_grad(|| weight.add_(1).map(drop))?;
+                autocast("cuda", (), || x.matmul(&weight).map(drop))?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        clear_autocast_cache();
+        assert_eq!(memory_allocated(0)?, bytes);
+        Ok(())
+    });
+}
+
+#[test]
 fn without_the_cache_no_conversion_is_kept() {
     on_gpu(|| {
         let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
@@ -79,6 +99,10 @@ fn without_the_cache_no_conversion_is_kept() {
         let options = AutocastOptions::new().cache_enabled(false);
         drop(autocast("cuda", options, || x.matmul(&weight))?);
         assert_eq!(memory_allocated(0)?, bytes);
+        drop(autocast("cuda", (), || x.matmul(&weight))?);
+        assert!(memory_allocated(0)? > bytes);
+        drop(autocast("cuda", options, || x.matmul(&weight))?);
+        assert_eq!(memory_allocated(0)?, bytes, "the earlier region's copy is freed");
         Ok(())
     });
 }

@@ -308,6 +308,37 @@ fn gpu_captured_scaled_steps_are_replayed() {
     crate::common::gpu(1, SyncPolicy::Auto, |_| replays(Device::cuda(0)));
 }
 
+#[test]
+fn a_scaled_step_that_is_not_capturable_cannot_be_captured() {
+    schedules(1, SyncPolicy::Auto, |_| {
+        let toy = Toy::new(Device::cuda(0))?;
+        let mut adam = Adam::new(vec![toy.weight.clone()], ())?;
+        let mut scaler = GradScaler::new(())?;
+        let mut step = || {
+            toy.backward(&mut scaler, 1.0)?;
+            scaler.step(&mut adam)?;
+            scaler.update()
+        };
+        step()?;
+        refused(warpline::cuda::graph(step).map(drop), "set `capturable`");
+        Ok(())
+    });
+}
+
+#[test]
+fn optimizers_that_share_their_first_parameter_are_not_confused() -> Result<()> {
+    let [p, q] = [1.0, 2.0].map(|x| full([1], x, ()).and_then(|t| t.requires_grad_(true)));
+    let (p, q) = (p?, q?);
+    let sgd = |all: Vec<Tensor>| SGD::new(all, SGDOptions::new().lr(0.5));
+    let (a, mut b) = (sgd(vec![p.clone()])?, sgd(vec![p.clone(), q.clone()])?);
+    let mut scaler = GradScaler::new(())?;
+    scaler.scale(&p.add(&q)?.sum(())?)?.backward()?;
+    scaler.unscale_(&a)?;
+    scaler.step(&mut b)?;
+    assert_eq!(q.to_vec::<f32>()?, [1.5]);
+    Ok(())
+}
+
 /// The first scaled loss creates the scale, so each replay would reset the scale to its initial value.
 #[test]
 fn the_first_scaled_loss_cannot_be_captured() {
