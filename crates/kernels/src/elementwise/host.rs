@@ -64,8 +64,8 @@ pub unsafe fn each<C: Copy, R: Copy, const N: usize>(
     }
 }
 
-/// Reads a `[C; M]` from each input, `k` elements after its begin. Like [`lane`], this is a function so that it is
-/// compiled once for all ops.
+/// Reads a `[C; M]` from each input, `k` elements after its begin. Like [`lane`], this is a function of its own because
+/// closures in [`each`] would be compiled anew for each op.
 ///
 /// # Safety
 /// Each input is valid for reads of `M` elements from `k` on.

@@ -46,7 +46,8 @@ pub(super) unsafe fn reduce<F: Fold<T>, T: ReduceElement>(launch: &HostLaunch<'_
     }
 }
 
-/// Converts a value to the element of one result, and writes it. Compiled once for all reductions with values of this type.
+/// Converts a value to the element of one result, and writes it. Compiled once for all reductions with values of this
+/// type.
 ///
 /// # Safety
 /// The result has an element for `output`, of the plan's dtype, and no other thread writes it.

@@ -7,7 +7,7 @@ use warpline_runtime::{Layout, Sizes};
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
 use crate::methods::composite::signed;
-use crate::{CallScope, ErrorKind, IntoOptionalTensor, Result, Tensor};
+use crate::{CallScope, Error, ErrorKind, IntoOptionalTensor, Result, Tensor};
 
 /// `input @ weight.T + bias`, over the last dimension (`torch.nn.functional.linear`). `[.., in]`, a `weight` of
 /// `[out, in]` and a `bias` of `[out]` give `[.., out]`. A `weight` of `[in]` gives a result without the last
@@ -22,7 +22,8 @@ use crate::{CallScope, ErrorKind, IntoOptionalTensor, Result, Tensor};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::OperandDTypes`] if `input` and `weight` have different dtypes. Errors of [`Tensor::t`],
+/// [`ErrorKind::OperandDTypes`] if `input`, `weight` and `bias` have different dtypes.
+/// [`ErrorKind::ShapeMismatch`] if `bias` does not broadcast to the result. Errors of [`Tensor::t`],
 /// [`Tensor::matmul`] and [`Tensor::add`].
 #[track_caller]
 pub fn linear<'a>(
@@ -42,10 +43,17 @@ pub fn linear<'a>(
         return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
     }
     let product = input.matmul(&weight.t()?)?;
-    match bias {
-        None => Ok(product),
-        Some(bias) => product.add(bias),
+    let Some(bias) = bias else { return Ok(product) };
+    if bias.dtype() != input.dtype() {
+        let (operands, first, second) = ("input and bias", input.dtype(), bias.dtype());
+        return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
     }
+    let (own, of) = (bias.size(), product.size());
+    let fits = |(own, of): (&usize, &usize)| own == of || *own == 1;
+    if own.len() > of.len() || !own.iter().rev().zip(of.iter().rev()).all(fits) {
+        return Err(Error::shape(op, format!("a bias of {own:?} for a result of {of:?}")));
+    }
+    product.add(bias)
 }
 
 /// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an addition and

@@ -80,6 +80,12 @@ fn functions_that_consist_of_others_fail_under_their_own_names() -> Result<()> {
         refused("mse_loss", functional::mse_loss(&t, &t, Reduction::BatchMean));
         refused("kl_div", functional::kl_div(&t, &ones([4], at)?, Reduction::Sum));
         refused("linear", functional::linear(&t, &ones([2, 4], at)?, None));
+        let weight = ones([2, 3], at)?;
+        for bias in [ones([2], (DType::F64, at))?, ones([3], at)?, ones([3, 2, 2], at)?] {
+            refused("linear", functional::linear(&t, &weight, &bias));
+        }
+        let out = functional::linear(&t, &weight, &ones([1], at)?)?;
+        assert_eq!(out.to_vec::<f32>()?, [4.0; 4]);
         refused("one_hot", functional::one_hot(&t, 2));
         Ok(())
     })
