@@ -175,7 +175,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let command = match (step.toolchain, args.split_first()) {
             (Some(toolchain), _) => cmd!(sh, "rustup run {toolchain} cargo {args...}"),
             // Cargo would build this program again, if it was built with the features of the whole workspace.
-            (None, Some((first, args))) if first == "xtask" => {
+            (None, Some((first, args))) if *first == "xtask" => {
                 let own = std::env::current_exe()?;
                 cmd!(sh, "{own} {args...}")
             }

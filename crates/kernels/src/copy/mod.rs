@@ -179,3 +179,16 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     });
     kernels.launch(target, site, dst.dtype, [src, dst], args)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_take_the_structs_that_their_sources_define() {
+        for dtype in DType::ALL {
+            let kernels: Kernels<Args, 2> = dispatch!(dtype, all S => Kernels::new(by_dtype!(all D => Some(variant::<S, D>()))));
+            kernels.check_sources().unwrap();
+        }
+    }
+}

@@ -196,3 +196,21 @@ impl Op {
         entry::widths(self.entry.cuda, self.entry.inputs.len(), dtype)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::entry::OpKernels;
+
+    #[test]
+    fn elementwise_ops_take_the_structs_that_their_sources_define() {
+        for op in super::table() {
+            let checked = match &op.entry.kernels {
+                OpKernels::Unary(kernels) => kernels.check_sources(),
+                OpKernels::Binary(kernels) => kernels.check_sources(),
+                OpKernels::Ternary(kernels) => kernels.check_sources(),
+                OpKernels::Quaternary(kernels) => kernels.check_sources(),
+            };
+            checked.unwrap();
+        }
+    }
+}

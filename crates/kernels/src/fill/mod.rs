@@ -186,3 +186,11 @@ pub fn eye(target: Target<'_>, out: View<'_>) -> Result<()> {
     );
     fill_at(target, site, View { layout: &diagonal, ..out }, Scalar::Int(1))
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn fills_take_the_structs_that_their_sources_define() {
+        super::FILLS.check_sources().unwrap();
+    }
+}

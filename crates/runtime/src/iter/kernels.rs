@@ -7,7 +7,7 @@ use warpline_cuda_sys_safe::{HostKernel, HostLaunch};
 
 use super::{BLOCK, Flat, Index, IterPlan, Params, Space, halves};
 use crate::host::params;
-use crate::launch::{self, Call};
+use crate::launch::{self, Call, check_definition};
 use crate::module::{CudaType, Program};
 use crate::{DType, Error, ErrorKind, Operand, Result, Site, Target, View};
 
@@ -171,6 +171,21 @@ impl<A: CudaType + Pod, const N: usize> Kernels<A, N> {
     #[must_use]
     pub const fn new(by_dtype: [Option<Variant<A, N>>; DType::ALL.len()]) -> Self {
         Self { by_dtype }
+    }
+
+    /// Checks, for tests, that the source of each variant defines the parameters of its kernels.
+    ///
+    /// # Errors
+    /// A message that names the kernel and the struct, if the source lacks it.
+    #[doc(hidden)]
+    pub fn check_sources(&self) -> std::result::Result<(), String> {
+        for variant in self.by_dtype.iter().flatten() {
+            let text = variant.program.source(variant.number).text();
+            let name = variant.program.name();
+            check_definition::<Params<Flat, A>>(name, &text)?;
+            check_definition::<Params<Index<N>, A>>(name, &text)?;
+        }
+        Ok(())
     }
 
     /// Runs the variant for `dtype` on views of the same sizes.

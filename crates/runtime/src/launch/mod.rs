@@ -78,6 +78,7 @@ pub use cuda::address;
 pub(crate) use cuda::enqueue;
 pub use host_bytes::{fill_bytes, read_bytes, write_bytes};
 pub use index_report::Report;
+pub(crate) use kernel::check_definition;
 pub use kernel::{Grid, Hosts, Kernel, LibraryCall, LibraryOp};
 pub(crate) use replay::GraphReplay;
 pub(crate) use result_marks::ResultMarks;

@@ -61,6 +61,7 @@ pub use grid::Grid;
 use hosts::HostVariant;
 pub use hosts::Hosts;
 pub use library::{LibraryCall, LibraryOp};
+pub(crate) use source_check::check_definition;
 
 /// Number of dtypes.
 const DTYPES: usize = DType::ALL.len();

@@ -12,22 +12,31 @@ impl<P: CudaType + Pod, const N: usize> Kernel<P, N> {
     /// A message that names the kernel and `P`, if one of both is not so.
     #[doc(hidden)]
     pub fn check_source(&self) -> Result<(), String> {
-        let declared = P::declare("");
-        let name = declared.trim_end();
-        let definition = Source::new().with::<P>().text();
-        let begin = definition.rfind(&format!("struct {name} {{")).unwrap_or(0);
         for variant in self.variants.iter().flatten() {
-            let text = self.program.source(variant.number).text();
             let kernel = self.program.kernels(variant.number).nth(self.number).unwrap_or_default();
-            if !text.contains(&definition[begin..]) {
-                return Err(format!("{kernel}: its source does not define `{name}` as in Rust"));
-            }
-            if !takes(&text, &kernel, name) {
-                return Err(format!("{kernel}: its last parameter is not a `{name}`"));
+            let (text, name) = (self.program.source(variant.number).text(), P::declare(""));
+            check_definition::<P>(&kernel, &text)?;
+            if !takes(&text, &kernel, name.trim_end()) {
+                return Err(format!("{kernel}: its last parameter is not a `{}`", name.trim_end()));
             }
         }
         Ok(())
     }
+}
+
+/// Checks that the source of a kernel defines `P`.
+///
+/// # Errors
+/// A message that names the kernel and `P`.
+pub(crate) fn check_definition<P: CudaType>(kernel: &str, text: &str) -> Result<(), String> {
+    let declared = P::declare("");
+    let name = declared.trim_end();
+    let definition = Source::new().with::<P>().text();
+    let begin = definition.rfind(&format!("struct {name} {{")).unwrap_or(0);
+    if text.contains(&definition[begin..]) {
+        return Ok(());
+    }
+    Err(format!("{kernel}: its source does not define `{name}` as in Rust"))
 }
 
 /// Returns whether the last parameter of `kernel` is a `structure`. A macro may define the kernel and make its name. If
