@@ -268,13 +268,13 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Returns all parameters and persistent buffers by name (`state_dict`). The tensors share the module's memory and
-    /// do not require gradients. If the module has several tensors of one name, the state has only the last of them,
-    /// and saving it is an error.
+    /// do not require gradients. If the module has several tensors of one name, the name is ambiguous in the state, and
+    /// saving or loading the state is an error.
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
-            Member::Parameter(parameter) => all.push(name, parameter),
-            Member::Buffer(buffer) if buffer.is_persistent() => all.push(name, buffer),
+            Member::Parameter(parameter) => all.push(name, parameter.detach()),
+            Member::Buffer(buffer) if buffer.is_persistent() => all.push(name, buffer.detach()),
             _ => {}
         }));
         all
@@ -301,7 +301,8 @@ pub trait Module: Any + tree::AsDyn {
     /// # Errors
     /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState) with a [`LoadError`] as its source:
     /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected;
-    /// [`LoadError::Ambiguous`] if the module has several tensors of one name; [`LoadError::Copy`] if a copy fails.
+    /// [`LoadError::Ambiguous`] if the module or `state` has several tensors of one name; [`LoadError::Copy`] if a copy
+    /// fails, after which the tensors before it have been loaded.
     #[track_caller]
     fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(&self.state_dict(), state, strict)
