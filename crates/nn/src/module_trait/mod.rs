@@ -66,7 +66,8 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// - any other type, if the field is marked `#[module(skip)]`.
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
-/// Two members of a struct or a variant cannot have the same name.
+/// Two members of a struct or a variant cannot have the same name, and a name cannot contain a dot. The members of a
+/// field with an empty name have no prefix, as if they were members of the struct.
 ///
 /// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
 /// own. The derive macro also implements `Display`, which writes the tree of modules as PyTorch's `print` does.
@@ -273,8 +274,10 @@ pub trait Module: Any + tree::AsDyn {
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
-            Member::Parameter(parameter) => all.push(name, parameter.detach()),
-            Member::Buffer(buffer) if buffer.is_persistent() => all.push(name, buffer.detach()),
+            Member::Parameter(parameter) => all.push(name.to_owned(), parameter.detach()),
+            Member::Buffer(buffer) if buffer.is_persistent() => {
+                all.push(name.to_owned(), buffer.detach())
+            }
             _ => {}
         }));
         all
@@ -389,7 +392,7 @@ pub trait Module: Any + tree::AsDyn {
     /// ```
     ///
     /// # Errors
-    /// Errors of [`Tensor::copy`].
+    /// [`ErrorKind::Gradient`] in inference mode, if a parameter requires a gradient. Errors of [`Tensor::copy`].
     #[track_caller]
     fn deep_copy(&self) -> Result<Self>
     where

@@ -13,15 +13,15 @@ use super::Module;
 /// Tensors by name, in insertion order (the `OrderedDict` that PyTorch's `state_dict` returns).
 ///
 /// A name is ambiguous if a module has several tensors with that name, or if the entries of one
-/// [`extend`](Extend::extend) or [`collect`](Iterator::collect) repeat the name. The last of these tensors is the one
-/// that [`StateDict::get`] returns, but the state can be neither saved nor loaded, so that no tensor is lost without an
-/// error. Inserting a tensor with [`StateDict::insert`], or removing the name, resolves the ambiguity.
+/// [`extend`](Extend::extend) or [`collect`](Iterator::collect) repeat the name. The state keeps all tensors of the name,
+/// and [`StateDict::get`] returns the last of them. Such a state can be neither saved nor loaded, so that no tensor is
+/// lost without an error. [`StateDict::insert`] and [`StateDict::remove`] remove all former tensors of a name.
 #[derive(Clone, Default)]
 pub struct StateDict {
+    /// The tensors. An ambiguous name has several entries.
     entries: Vec<(String, Tensor)>,
+    /// Index of the last entry with each name.
     indices: HashMap<String, usize>,
-    /// Earlier tensors of ambiguous names. Invariant: each name is in `entries`.
-    shadowed: Vec<(String, Tensor)>,
 }
 
 impl StateDict {
@@ -34,37 +34,47 @@ impl StateDict {
     /// Inserts a tensor under a name. Returns the tensor that had the name before; the new tensor takes its position.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Option<Tensor> {
         let name = name.into();
-        self.shadowed.retain(|(other, _)| *other != name);
-        self.put(name, tensor)
-    }
-
-    /// Inserts a tensor, and keeps the earlier tensors of an ambiguous name.
-    fn put(&mut self, name: String, tensor: Tensor) -> Option<Tensor> {
-        if let Some(&index) = self.indices.get(&name) {
-            return Some(std::mem::replace(&mut self.entries[index].1, tensor));
+        let Some(&index) = self.indices.get(&name) else {
+            self.push(name, tensor);
+            return None;
+        };
+        let old = std::mem::replace(&mut self.entries[index].1, tensor);
+        if self.is_ambiguous() {
+            let mut indices = 0..;
+            self.entries.retain(|(other, _)| indices.next() == Some(index) || *other != name);
+            self.number();
         }
-        self.indices.insert(name.clone(), self.entries.len());
-        self.entries.push((name, tensor));
-        None
+        Some(old)
     }
 
     /// Adds a tensor. If the state has a tensor with this name, the name becomes ambiguous.
-    pub(super) fn push(&mut self, name: &str, tensor: Tensor) {
-        if let Some(old) = self.put(name.to_owned(), tensor) {
-            self.shadowed.push((name.to_owned(), old));
+    pub(super) fn push(&mut self, name: String, tensor: Tensor) {
+        self.indices.insert(name.clone(), self.entries.len());
+        self.entries.push((name, tensor));
+    }
+
+    /// Returns `true` if a name is ambiguous.
+    fn is_ambiguous(&self) -> bool {
+        self.entries.len() != self.indices.len()
+    }
+
+    /// Returns the ambiguous names.
+    fn ambiguous(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if self.is_ambiguous() {
+            for (i, (name, _)) in self.entries.iter().enumerate() {
+                if self.indices[name] != i && !names.contains(name) {
+                    names.push(name.clone());
+                }
+            }
         }
+        names
     }
 
     /// Returns the message of an error that refuses the state because names are ambiguous. `None` if no name is.
     pub(crate) fn ambiguity(&self) -> Option<String> {
         let names = self.ambiguous();
         (!names.is_empty()).then(|| several_tensors(&names))
-    }
-
-    /// Returns the ambiguous names, in insertion order.
-    fn ambiguous(&self) -> Vec<String> {
-        let shadowed: HashSet<&str> = self.shadowed.iter().map(|(name, _)| name.as_str()).collect();
-        self.keys().filter(|name| shadowed.contains(name)).map(str::to_owned).collect()
     }
 
     /// Returns the tensor with this name.
@@ -97,16 +107,15 @@ impl StateDict {
     /// ```
     pub fn remove(&mut self, name: &str) -> Option<Tensor> {
         let (_, tensor) = self.entries.remove(self.indices.remove(name)?);
-        self.shadowed.retain(|(other, _)| other != name);
+        self.entries.retain(|(other, _)| other != name);
         self.number();
         Some(tensor)
     }
 
-    /// Keeps the tensors for which `f` returns `true`, in their order. `f` receives the last tensor of an ambiguous name.
+    /// Keeps the tensors for which `f` returns `true`, in their order.
     pub fn retain(&mut self, mut f: impl FnMut(&str, &Tensor) -> bool) {
         self.entries.retain(|(name, tensor)| f(name, tensor));
         self.number();
-        self.shadowed.retain(|(name, _)| self.indices.contains_key(name));
     }
 
     /// Sets `indices` to the positions of `entries`.
@@ -115,7 +124,7 @@ impl StateDict {
         self.indices = names.zip(0..).collect();
     }
 
-    /// Iterates over names and tensors, in insertion order.
+    /// Iterates over names and tensors, in insertion order. An ambiguous name appears with each of its tensors.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Tensor)> {
         self.into_iter()
     }
@@ -146,10 +155,10 @@ impl StateDict {
     /// Returns the tensors whose names begin with `prefix` and a dot, with that prefix removed from their names.
     #[must_use]
     pub fn under_prefix(&self, prefix: &str) -> Self {
-        let renamed = |(name, tensor): (String, Tensor)| {
-            Some((name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned(), tensor))
+        let renamed = |(name, tensor): (&str, &Tensor)| {
+            Some((name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned(), tensor.clone()))
         };
-        self.clone().into_iter().filter_map(renamed).collect()
+        self.iter().filter_map(renamed).collect()
     }
 }
 
@@ -183,7 +192,7 @@ impl Extend<(String, Tensor)> for StateDict {
         let mut seen = HashSet::new();
         for (name, tensor) in entries {
             if seen.contains(&name) {
-                self.push(&name, tensor);
+                self.push(name, tensor);
             } else {
                 self.insert(name.clone(), tensor);
                 seen.insert(name);
@@ -192,21 +201,13 @@ impl Extend<(String, Tensor)> for StateDict {
     }
 }
 
-/// Iterates over names and tensors, in insertion order. An ambiguous name appears with each of its tensors.
+/// Iterates over names and tensors, in insertion order.
 impl IntoIterator for StateDict {
     type Item = (String, Tensor);
     type IntoIter = std::vec::IntoIter<(String, Tensor)>;
 
     fn into_iter(self) -> Self::IntoIter {
-        if self.shadowed.is_empty() {
-            return self.entries.into_iter();
-        }
-        let mut all = Vec::with_capacity(self.entries.len() + self.shadowed.len());
-        for (name, tensor) in self.entries {
-            all.extend(self.shadowed.iter().filter(|(other, _)| *other == name).cloned());
-            all.push((name, tensor));
-        }
-        all.into_iter()
+        self.entries.into_iter()
     }
 }
 

@@ -3,7 +3,8 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 
-use warpline::{Device, Result, Tensor, full, ones, zeros};
+use warpline::autograd::inference_mode;
+use warpline::{Device, ErrorKind, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
     Buffer, FileError, IncompatibleKeys, Linear, LoadError, Module, ModuleDict, Parameter, ReLU,
     Sequential, StateDict, Training, Visitor, VisitorMut, save_file, save_sharded,
@@ -146,7 +147,9 @@ fn an_ambiguous_name_stays_ambiguous_until_it_is_resolved() -> Result<()> {
     assert_eq!(refused(&all), "several tensors have the name model.w");
     let collected: StateDict = state().into_iter().filter(|(name, _)| name == "w").collect();
     assert_eq!(refused(&collected), "several tensors have the name w");
-    all.extend(collected);
+    let by_reference: StateDict =
+        collected.iter().map(|(name, tensor)| (name.to_owned(), tensor.clone())).collect();
+    all.extend(by_reference);
     assert_eq!(refused(&all), "several tensors have each of the names model.w, w");
 
     // A state whose names are ambiguous is not loaded.
@@ -390,4 +393,13 @@ fn a_deep_copy_of_a_moved_module_has_the_present_values() {
     let copy = stale.deep_copy().unwrap();
     assert!(copy.weight.equal(&net.weight).unwrap() && copy.weight.requires_grad());
     assert_ne!(copy.weight.data_ptr(), net.weight.data_ptr());
+}
+
+#[test]
+fn a_deep_copy_in_inference_mode_is_refused_if_a_parameter_requires_a_gradient() -> Result<()> {
+    let net = Linear::new(2, 2, ())?;
+    let error = inference_mode(|| net.deep_copy()).expect_err("it has no gradient there");
+    assert!(matches!(error.kind(), ErrorKind::Gradient { .. }), "{error}");
+    net.requires_grad_(false)?;
+    inference_mode(|| net.deep_copy()).map(drop)
 }
