@@ -16,8 +16,9 @@ pub fn expr(input: TokenStream) -> TokenStream {
 }
 
 /// Implements `warpline_nn::Module` and `Display` for a struct or an enum. Each field becomes a member with the field's
-/// name (its index in a tuple struct), in declaration order. `#[module(name = "…")]` renames a member;
-/// `#[module(skip)]` leaves out the field. Each type parameter gets the bound `Module`.
+/// name (its index in a tuple struct), in declaration order. `#[module(name = "…")]` renames a member. The
+/// name cannot contain a dot; with an empty name, the members of the field have no prefix. `#[module(skip)]` leaves out
+/// the field. Each type parameter gets the bound `Module`.
 ///
 /// An enum has the members of its current variant. If a tuple variant has one field, which is not renamed, that field
 /// adds no name of its own: its members have the names that they would have without the enum.

@@ -237,7 +237,13 @@ impl FieldAttributes {
                 if meta.path.is_ident("skip") {
                     attributes.skip = true;
                 } else if meta.path.is_ident("name") {
-                    attributes.name = Some(meta.value()?.parse()?);
+                    let name: LitStr = meta.value()?.parse()?;
+                    if name.value().contains('.') {
+                        let reason = "the name of a member must not contain a dot, which separates the names of \
+                                      modules in a state";
+                        return Err(Error::new(name.span(), reason));
+                    }
+                    attributes.name = Some(name);
                 } else {
                     return Err(meta.error("expected `skip` or `name = \"…\"`"));
                 }

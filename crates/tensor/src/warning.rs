@@ -5,11 +5,11 @@ use std::io::Write as _;
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
 
-/// Lines of the program whose warnings were printed.
-static PRINTED: Mutex<Option<HashSet<Location<'static>>>> = Mutex::new(None);
+/// The printed warnings, each with the line of the program that caused it.
+static PRINTED: Mutex<Option<HashSet<(Location<'static>, String)>>> = Mutex::new(None);
 
-/// Logs a warning through `tracing`. If the program has never set a subscriber, prints the warning to stderr instead,
-/// once for each line of the caller, as Python's `warnings` do.
+/// Logs a warning through `tracing`. If the program has never set a subscriber, not even for a scope, prints the warning
+/// to stderr instead, once for each line of the caller and each text, as Python's `warnings` do.
 #[track_caller]
 pub fn warn(text: &str) {
     if tracing::dispatcher::has_been_set() {
@@ -17,7 +17,7 @@ pub fn warn(text: &str) {
         return;
     }
     let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
-    if printed.get_or_insert_default().insert(*Location::caller()) {
+    if printed.get_or_insert_default().insert((*Location::caller(), text.to_owned())) {
         // `eprintln!` would panic if stderr is closed.
         let _ = writeln!(std::io::stderr(), "warning: {text}");
     }

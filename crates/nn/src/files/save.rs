@@ -63,15 +63,11 @@ fn header<'a>(
     Ok((bytes, tensors.into_iter().map(|(_, tensor)| tensor).collect()))
 }
 
-/// Fails if the module of a state has several tensors of one name. A file would lack all but the last of them.
+/// Fails if a state has several tensors of one name. A file would lack all but the last of them.
 fn check_names(state: &StateDict, path: &Path) -> Result<(), FileError> {
-    match state.ambiguous() {
-        [] => Ok(()),
-        names => {
-            let names = names.join(", ");
-            let reason = format!("the module has several tensors with the name {names}");
-            Err(FileError::invalid(path, reason))
-        }
+    match state.ambiguity() {
+        None => Ok(()),
+        Some(reason) => Err(FileError::invalid(path, reason)),
     }
 }
 

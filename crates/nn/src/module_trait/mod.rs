@@ -66,7 +66,8 @@ pub use visitor::{Member, MemberMut, Visitor, VisitorMut};
 /// - any other type, if the field is marked `#[module(skip)]`.
 ///
 /// A plain `Tensor` must be wrapped in `Parameter` or `Buffer`, or skipped. `#[module(name = "…")]` renames a field.
-/// Two members of a struct or a variant cannot have the same name.
+/// Two members of a struct or a variant cannot have the same name, and a name cannot contain a dot. The members of a
+/// field with an empty name have no prefix, as if they were members of the struct.
 ///
 /// An enum has the members of its current variant. If a tuple variant has one field, that field adds no name of its
 /// own. The derive macro also implements `Display`, which writes the tree of modules as PyTorch's `print` does.
@@ -268,13 +269,15 @@ pub trait Module: Any + tree::AsDyn {
     }
 
     /// Returns all parameters and persistent buffers by name (`state_dict`). The tensors share the module's memory and
-    /// do not require gradients. If the module has several tensors of one name, the state has only the last of them,
-    /// and saving it is an error.
+    /// do not require gradients. If the module has several tensors of one name, the name is ambiguous in the state, and
+    /// saving or loading the state is an error.
     fn state_dict(&self) -> StateDict {
         let mut all = StateDict::new();
         self.visit(&mut Visitor::new(&mut |name, member| match member {
-            Member::Parameter(parameter) => all.push(name, parameter),
-            Member::Buffer(buffer) if buffer.is_persistent() => all.push(name, buffer),
+            Member::Parameter(parameter) => all.push(name.to_owned(), parameter.detach()),
+            Member::Buffer(buffer) if buffer.is_persistent() => {
+                all.push(name.to_owned(), buffer.detach())
+            }
             _ => {}
         }));
         all
@@ -301,7 +304,8 @@ pub trait Module: Any + tree::AsDyn {
     /// # Errors
     /// [`ErrorKind::LoadState`](warpline::ErrorKind::LoadState) with a [`LoadError`] as its source:
     /// [`LoadError::Differs`] if shapes differ or, with `strict`, names are missing or unexpected;
-    /// [`LoadError::Ambiguous`] if the module has several tensors of one name; [`LoadError::Copy`] if a copy fails.
+    /// [`LoadError::Ambiguous`] if the module or `state` has several tensors of one name; [`LoadError::Copy`] if a copy
+    /// fails, after which the tensors before it have been loaded.
     #[track_caller]
     fn load_state_dict(&mut self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(&self.state_dict(), state, strict)
@@ -388,7 +392,7 @@ pub trait Module: Any + tree::AsDyn {
     /// ```
     ///
     /// # Errors
-    /// Errors of [`Tensor::copy`].
+    /// [`ErrorKind::Gradient`] in inference mode, if a parameter requires a gradient. Errors of [`Tensor::copy`].
     #[track_caller]
     fn deep_copy(&self) -> Result<Self>
     where

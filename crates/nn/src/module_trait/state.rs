@@ -1,6 +1,6 @@
 //! State dictionaries: a module's tensors by name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Index;
 use std::sync::Arc;
@@ -11,12 +11,17 @@ use warpline::{DType, Device, Error, ErrorKind, Result, Tensor};
 use super::Module;
 
 /// Tensors by name, in insertion order (the `OrderedDict` that PyTorch's `state_dict` returns).
+///
+/// A name is ambiguous if a module has several tensors with that name, or if the entries of one
+/// [`extend`](Extend::extend) or [`collect`](Iterator::collect) repeat the name. The state keeps all tensors of the name,
+/// and [`StateDict::get`] returns the last of them. Such a state can be neither saved nor loaded, so that no tensor is
+/// lost without an error. [`StateDict::insert`] and [`StateDict::remove`] remove all former tensors of a name.
 #[derive(Clone, Default)]
 pub struct StateDict {
+    /// The tensors. An ambiguous name has several entries.
     entries: Vec<(String, Tensor)>,
+    /// Index of the last entry with each name.
     indices: HashMap<String, usize>,
-    /// Names under which the module has a second tensor, which the state lacks.
-    ambiguous: Vec<String>,
 }
 
 impl StateDict {
@@ -29,25 +34,47 @@ impl StateDict {
     /// Inserts a tensor under a name. Returns the tensor that had the name before; the new tensor takes its position.
     pub fn insert(&mut self, name: impl Into<String>, tensor: Tensor) -> Option<Tensor> {
         let name = name.into();
-        if let Some(&index) = self.indices.get(&name) {
-            return Some(std::mem::replace(&mut self.entries[index].1, tensor));
+        let Some(&index) = self.indices.get(&name) else {
+            self.push(name, tensor);
+            return None;
+        };
+        let old = std::mem::replace(&mut self.entries[index].1, tensor);
+        if self.is_ambiguous() {
+            let mut indices = 0..;
+            self.entries.retain(|(other, _)| indices.next() == Some(index) || *other != name);
+            self.number();
         }
+        Some(old)
+    }
+
+    /// Adds a tensor. If the state has a tensor with this name, the name becomes ambiguous.
+    pub(super) fn push(&mut self, name: String, tensor: Tensor) {
         self.indices.insert(name.clone(), self.entries.len());
         self.entries.push((name, tensor));
-        None
     }
 
-    /// Adds a tensor of a module.
-    pub(super) fn push(&mut self, name: &str, tensor: &Tensor) {
-        if self.insert(name, tensor.detach()).is_some() {
-            self.ambiguous.push(name.to_owned());
+    /// Returns `true` if a name is ambiguous.
+    fn is_ambiguous(&self) -> bool {
+        self.entries.len() != self.indices.len()
+    }
+
+    /// Returns the ambiguous names.
+    fn ambiguous(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if self.is_ambiguous() {
+            for (i, (name, _)) in self.entries.iter().enumerate() {
+                if self.indices[name] != i && !names.contains(name) {
+                    names.push(name.clone());
+                }
+            }
         }
+        names
     }
 
-    /// Returns the names under which the module of this state has several tensors. The state has only the last of them,
-    /// so it can be neither saved nor loaded.
-    pub(crate) fn ambiguous(&self) -> &[String] {
-        &self.ambiguous
+    /// Returns the message of an error that refuses the state because names are ambiguous. `None` if no name is.
+    pub(crate) fn ambiguity(&self) -> Option<String> {
+        let names = self.ambiguous();
+        (!names.is_empty()).then(|| several_tensors(&names))
     }
 
     /// Returns the tensor with this name.
@@ -80,6 +107,7 @@ impl StateDict {
     /// ```
     pub fn remove(&mut self, name: &str) -> Option<Tensor> {
         let (_, tensor) = self.entries.remove(self.indices.remove(name)?);
+        self.entries.retain(|(other, _)| other != name);
         self.number();
         Some(tensor)
     }
@@ -96,9 +124,9 @@ impl StateDict {
         self.indices = names.zip(0..).collect();
     }
 
-    /// Iterates over names and tensors, in insertion order.
+    /// Iterates over names and tensors, in insertion order. An ambiguous name appears with each of its tensors.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Tensor)> {
-        self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
+        self.into_iter()
     }
 
     /// Iterates over the names, in insertion order (`state.keys()`).
@@ -121,21 +149,16 @@ impl StateDict {
     /// Puts `prefix` and a dot before each name, to save several states in one file.
     #[must_use]
     pub fn with_prefix(self, prefix: &str) -> Self {
-        self.renamed(|name| Some(format!("{prefix}.{name}")))
+        self.into_iter().map(|(name, tensor)| (format!("{prefix}.{name}"), tensor)).collect()
     }
 
     /// Returns the tensors whose names begin with `prefix` and a dot, with that prefix removed from their names.
     #[must_use]
     pub fn under_prefix(&self, prefix: &str) -> Self {
-        self.renamed(|name| Some(name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned()))
-    }
-
-    /// Returns the tensors for whose names `rename` returns a name, under that name.
-    fn renamed(&self, rename: impl Fn(&str) -> Option<String>) -> Self {
-        let renamed = |(name, tensor): (&str, &Tensor)| Some((rename(name)?, tensor.clone()));
-        let mut all: Self = self.iter().filter_map(renamed).collect();
-        all.ambiguous = self.ambiguous.iter().filter_map(|name| rename(name)).collect();
-        all
+        let renamed = |(name, tensor): (&str, &Tensor)| {
+            Some((name.strip_prefix(prefix)?.strip_prefix('.')?.to_owned(), tensor.clone()))
+        };
+        self.iter().filter_map(renamed).collect()
     }
 }
 
@@ -146,7 +169,11 @@ impl Index<&str> for StateDict {
 
     #[track_caller]
     fn index(&self, name: &str) -> &Tensor {
-        self.get(name).unwrap_or_else(|| panic!("the state has no tensor with the name `{name}`"))
+        // A panic in a closure would name this file instead of the caller's line.
+        let Some(tensor) = self.get(name) else {
+            panic!("the state has no tensor with the name `{name}`");
+        };
+        tensor
     }
 }
 
@@ -158,20 +185,42 @@ impl FromIterator<(String, Tensor)> for StateDict {
     }
 }
 
+/// Inserts the entries (`state.update(entries)`): an entry replaces the tensor that had its name before the call. A name
+/// that the entries repeat becomes ambiguous.
 impl Extend<(String, Tensor)> for StateDict {
     fn extend<I: IntoIterator<Item = (String, Tensor)>>(&mut self, entries: I) {
+        let mut seen = HashSet::new();
         for (name, tensor) in entries {
-            self.insert(name, tensor);
+            if seen.contains(&name) {
+                self.push(name, tensor);
+            } else {
+                self.insert(name.clone(), tensor);
+                seen.insert(name);
+            }
         }
     }
 }
 
+/// Iterates over names and tensors, in insertion order.
 impl IntoIterator for StateDict {
     type Item = (String, Tensor);
     type IntoIter = std::vec::IntoIter<(String, Tensor)>;
 
     fn into_iter(self) -> Self::IntoIter {
         self.entries.into_iter()
+    }
+}
+
+/// Iterates over names and tensors, in insertion order.
+impl<'a> IntoIterator for &'a StateDict {
+    type Item = (&'a str, &'a Tensor);
+    type IntoIter = std::iter::Map<
+        std::slice::Iter<'a, (String, Tensor)>,
+        fn(&'a (String, Tensor)) -> (&'a str, &'a Tensor),
+    >;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 }
 
@@ -243,15 +292,16 @@ pub enum LoadError {
     /// Names or shapes differ. Nothing was loaded.
     #[error("{}", differences(missing, unexpected, mismatched))]
     Differs {
-        /// Names that are in the module but not in the state.
+        /// Names that are in the module but not in the state. Empty if the load was not strict.
         missing: Vec<String>,
-        /// Names that are in the state but not in the module.
+        /// Names that are in the state but not in the module. Empty if the load was not strict.
         unexpected: Vec<String>,
         /// Tensors whose shapes differ.
         mismatched: Vec<Mismatch>,
     },
-    /// The module has several tensors of one name, so a state cannot hold all its tensors. Nothing was loaded.
-    #[error("the module has several tensors with the name {}", names.join(", "))]
+    /// The module or the state has several tensors of one name, so it is unknown which tensor to load. Nothing was
+    /// loaded.
+    #[error("{}", several_tensors(names))]
     Ambiguous {
         /// The names.
         names: Vec<String>,
@@ -264,6 +314,14 @@ pub enum LoadError {
         /// Error of the copy.
         source: Error,
     },
+}
+
+/// Describes ambiguous names.
+fn several_tensors(names: &[String]) -> String {
+    match names {
+        [name] => format!("several tensors have the name {name}"),
+        names => format!("several tensors have each of the names {}", names.join(", ")),
+    }
 }
 
 fn differences(missing: &[String], unexpected: &[String], mismatched: &[Mismatch]) -> String {
@@ -296,8 +354,11 @@ impl From<LoadError> for Error {
 /// Copies the tensors of `given` into the tensors of `own` with the same names.
 #[track_caller]
 pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
-    if !own.ambiguous.is_empty() {
-        return Err(LoadError::Ambiguous { names: own.ambiguous.clone() }.into());
+    for state in [own, given] {
+        let names = state.ambiguous();
+        if !names.is_empty() {
+            return Err(LoadError::Ambiguous { names }.into());
+        }
     }
     let absent = |from: &StateDict, of: &StateDict| -> Vec<String> {
         of.keys().filter(|name| !from.contains_key(name)).map(str::to_owned).collect()
@@ -312,7 +373,11 @@ pub(super) fn load(own: &StateDict, given: &StateDict, strict: bool) -> Result<I
         }
     }
     let (missing, unexpected) = (absent(given, own), absent(own, given));
-    if !mismatched.is_empty() || (strict && !(missing.is_empty() && unexpected.is_empty())) {
+    if strict && !(missing.is_empty() && unexpected.is_empty()) {
+        return Err(LoadError::Differs { missing, unexpected, mismatched }.into());
+    }
+    if !mismatched.is_empty() {
+        let (missing, unexpected) = (Vec::new(), Vec::new());
         return Err(LoadError::Differs { missing, unexpected, mismatched }.into());
     }
     for (name, tensor) in own.iter() {

@@ -82,7 +82,7 @@ impl<M> ModuleDict<M> {
 
     /// Iterates over names and modules, in insertion order (`items`).
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &M)> {
-        self.entries.iter().map(|(name, module)| (name.as_str(), module))
+        self.into_iter()
     }
 
     /// Iterates over the names, in insertion order.
@@ -131,7 +131,11 @@ impl<M> Index<&str> for ModuleDict<M> {
 
     #[track_caller]
     fn index(&self, name: &str) -> &M {
-        self.get(name).unwrap_or_else(|| panic!("there is no module with the name `{name}`"))
+        // A panic in a closure would name this file instead of the caller's line.
+        let Some(module) = self.get(name) else {
+            panic!("there is no module with the name `{name}`");
+        };
+        module
     }
 }
 
@@ -140,7 +144,34 @@ impl<M> Index<&str> for ModuleDict<M> {
 impl<M> IndexMut<&str> for ModuleDict<M> {
     #[track_caller]
     fn index_mut(&mut self, name: &str) -> &mut M {
-        self.get_mut(name).unwrap_or_else(|| panic!("there is no module with the name `{name}`"))
+        let Some(module) = self.get_mut(name) else {
+            panic!("there is no module with the name `{name}`");
+        };
+        module
+    }
+}
+
+/// Iterates over names and modules, in insertion order.
+impl<'a, M> IntoIterator for &'a ModuleDict<M> {
+    type Item = (&'a str, &'a M);
+    type IntoIter =
+        std::iter::Map<std::slice::Iter<'a, (String, M)>, fn(&'a (String, M)) -> (&'a str, &'a M)>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.iter().map(|(name, module)| (name.as_str(), module))
+    }
+}
+
+/// Iterates over names and modules, in insertion order, by mutable reference.
+impl<'a, M> IntoIterator for &'a mut ModuleDict<M> {
+    type Item = (&'a str, &'a mut M);
+    type IntoIter = std::iter::Map<
+        std::slice::IterMut<'a, (String, M)>,
+        fn(&'a mut (String, M)) -> (&'a str, &'a mut M),
+    >;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.entries.iter_mut().map(|(name, module)| (name.as_str(), module))
     }
 }
 

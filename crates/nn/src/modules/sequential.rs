@@ -159,14 +159,14 @@ impl Sequential {
     /// Appends a module with a name (`add_module`).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the name is empty, contains a dot, is a number, which is the name of an element
-    /// without one, or is the name of another element.
+    /// [`ErrorKind::InvalidArgument`] if the name is empty, contains a dot, is a number (numbers are reserved for
+    /// elements without a name), or is the name of another element.
     #[track_caller]
     pub fn push_named(&mut self, name: &str, layer: impl Layer + 'static) -> Result<()> {
         check_name("Sequential", name)?;
         if name.parse::<usize>().is_ok() {
             let reason = format!(
-                "the name `{name}` is a number; these are the names of elements without a name"
+                "the name `{name}` is a number; numbers are reserved for elements without a name"
             );
             return Err(Error::invalid("Sequential", reason));
         }
@@ -269,7 +269,20 @@ impl Index<&str> for Sequential {
 
     #[track_caller]
     fn index(&self, name: &str) -> &Self::Output {
-        self.get_named(name).unwrap_or_else(|| panic!("no element has the name `{name}`"))
+        // A panic in a closure would name this file instead of the caller's line.
+        let Some(layer) = self.get_named(name) else { panic!("no element has the name `{name}`") };
+        layer
+    }
+}
+
+/// # Panics
+/// If no module was added with the name.
+impl IndexMut<&str> for Sequential {
+    #[track_caller]
+    fn index_mut(&mut self, name: &str) -> &mut Self::Output {
+        let index = self.names.iter().find(|(_, other)| *other == name).map(|(index, _)| *index);
+        let Some(index) = index else { panic!("no element has the name `{name}`") };
+        &mut self.layers[index]
     }
 }
 

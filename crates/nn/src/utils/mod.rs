@@ -1,3 +1,3 @@
-//! Helpers of programs (`torch.nn.utils`).
+//! Utilities for training programs (`torch.nn.utils`).
 
 pub mod rnn;

@@ -34,8 +34,8 @@ warpline::__options! {
 ///
 /// # Errors
 /// [`ErrorKind::ShapeMismatch`] if a sequence has no dimensions, or sequences differ in a size other than their length.
-/// [`ErrorKind::InvalidArgument`] if there are no sequences, or their dtype cannot hold the value. Errors of
-/// [`stack`].
+/// [`ErrorKind::InvalidArgument`] if there are no sequences, or the value would overflow their dtype. Errors
+/// of [`stack`].
 #[track_caller]
 pub fn pad_sequence<T: Borrow<Tensor>>(
     sequences: &[T],
@@ -43,12 +43,19 @@ pub fn pad_sequence<T: Borrow<Tensor>>(
 ) -> Result<Tensor> {
     let _call = CallScope::enter("pad_sequence");
     let PadSequenceOptions { batch_first, padding_value } = options.into_options();
-    let mut longest = 0;
+    let (mut longest, mut rest) = (0, None);
     for (i, sequence) in sequences.iter().enumerate() {
-        let Some(&length) = sequence.borrow().size().first() else {
+        let Some((&length, sizes)) = sequence.borrow().size().split_first() else {
             let reason = format!("sequence {i} has no dimensions");
             return Err(Error::shape("pad_sequence", reason));
         };
+        let rest = *rest.get_or_insert(sizes);
+        if sizes != rest {
+            let reason = format!(
+                "after their lengths, sequence {i} has the sizes {sizes:?}, and sequence 0 has {rest:?}"
+            );
+            return Err(Error::shape("pad_sequence", reason));
+        }
         longest = longest.max(length);
     }
     let mut padded = Vec::with_capacity(sequences.len());

@@ -1,6 +1,6 @@
 //! Tests of named elements of sequences, of maps of modules, and of padded sequences.
 
-use warpline::{ErrorKind, Result, Tensor, arange, ones};
+use warpline::{DType, ErrorKind, Result, Tensor, arange, ones};
 use warpline_nn::utils::rnn::{PadSequenceOptions, pad_sequence};
 use warpline_nn::{Linear, Module, ModuleDict, ReLU, Sequential};
 
@@ -70,7 +70,11 @@ fn sequences_are_padded_to_the_longest() -> Result<()> {
     let padded = pad_sequence(&sequences, options)?;
     assert_eq!(padded.i(0)?.to_vec::<i64>()?, [0, 1, -1, -1, -1, -1]);
     refused("pad_sequence", pad_sequence(&[ones([2], ())?, ones([], ())?], ()));
-    refused("pad_sequence", pad_sequence(&[ones([2, 2], ())?, ones([3, 3], ())?], ()));
+    let text =
+        refused("pad_sequence", pad_sequence(&[of(1)?, of(2)?, ones([2, 3], DType::I64)?], ()));
+    assert!(text.contains("sequence 2 has the sizes [3], and sequence 0 has [2]"), "{text}");
+    let text = refused("pad_sequence", pad_sequence(&[of(1)?, ones([2, 2, 1], DType::I64)?], ()));
+    assert!(text.contains("sequence 1 has the sizes [2, 1], and sequence 0 has [2]"), "{text}");
     refused("pad_sequence", pad_sequence(&[] as &[Tensor], ()));
     let weight = ones([2], ())?.requires_grad_(true)?;
     pad_sequence(&[weight.clone(), ones([3], ())?], ())?.sum(())?.backward()?;

@@ -1,9 +1,13 @@
 //! Tests of the names of members, and of valid and invalid states.
 
-use warpline::{Device, Result, Tensor, full, ones, zeros};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
+
+use warpline::autograd::inference_mode;
+use warpline::{Device, ErrorKind, Result, Tensor, full, ones, zeros};
 use warpline_nn::{
-    Buffer, FileError, IncompatibleKeys, Linear, LoadError, Module, Parameter, ReLU, Sequential,
-    StateDict, Training, Visitor, VisitorMut, save_file, save_sharded,
+    Buffer, FileError, IncompatibleKeys, Linear, LoadError, Module, ModuleDict, Parameter, ReLU,
+    Sequential, StateDict, Training, Visitor, VisitorMut, save_file, save_sharded,
 };
 
 use crate::common::{World, worlds};
@@ -121,11 +125,118 @@ fn two_tensors_of_one_name_are_neither_saved_nor_loaded() {
     for error in [save_file(&state, &path, ()), save_sharded(&state, &path, 100)] {
         let error = error.expect_err("a tensor would be missing");
         let Some(FileError::Invalid { reason, .. }) = error.find() else { panic!("{error}") };
-        assert_eq!(reason, "the module has several tensors with the name net.w");
+        assert_eq!(reason, "several tensors have the name net.w");
     }
     assert!(!path.exists());
     assert!(save_file(&state.under_prefix("other"), &path, ()).is_ok(), "it is empty");
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn an_ambiguous_name_stays_ambiguous_until_it_is_resolved() -> Result<()> {
+    let parameter = |value: f32| Parameter::new(full([2], value, ()).unwrap()).unwrap();
+    let state = || Ambiguous(parameter(1.0), parameter(2.0)).state_dict();
+    let path = std::env::temp_dir().join(format!("resolved-{}.safetensors", std::process::id()));
+    let refused = |state: &StateDict| {
+        let error = save_file(state, &path, ()).expect_err("a tensor would be missing");
+        let Some(FileError::Invalid { reason, .. }) = error.find() else { panic!("{error}") };
+        reason.clone()
+    };
+    let mut all = StateDict::new();
+    all.extend(state().with_prefix("model"));
+    assert_eq!(refused(&all), "several tensors have the name model.w");
+    let collected: StateDict = state().into_iter().filter(|(name, _)| name == "w").collect();
+    assert_eq!(refused(&collected), "several tensors have the name w");
+    let by_reference: StateDict =
+        collected.iter().map(|(name, tensor)| (name.to_owned(), tensor.clone())).collect();
+    all.extend(by_reference);
+    assert_eq!(refused(&all), "several tensors have each of the names model.w, w");
+
+    // A state whose names are ambiguous is not loaded.
+    #[derive(Module)]
+    struct One {
+        w: Parameter,
+    }
+    let mut one = One { w: parameter(0.0) };
+    for strict in [true, false] {
+        let error = one.load_state_dict(&state(), strict).expect_err("which of two tensors?");
+        assert!(matches!(error.find(), Some(LoadError::Ambiguous { .. })), "{error}");
+    }
+    assert_eq!(one.w.to_vec::<f32>()?, [0.0; 2]);
+
+    let mut removed = state();
+    removed.remove("w");
+    let mut retained = state();
+    retained.retain(|name, _| name != "w");
+    let mut inserted = state();
+    inserted.insert("w", ones([2], ())?);
+    let mut replaced = state();
+    replaced.extend(One { w: parameter(3.0) }.state_dict());
+    for (state, len) in [(removed, 0), (retained, 0), (inserted, 1), (replaced, 1)] {
+        assert_eq!(state.len(), len);
+        save_file(&state, &path, ())?;
+        assert_eq!(state.into_iter().count(), len);
+    }
+    std::fs::remove_file(path).unwrap();
+    Ok(())
+}
+
+#[test]
+fn states_and_dictionaries_are_iterated_by_reference() -> Result<()> {
+    let state = Linear::new(2, 2, ())?.state_dict();
+    let mut names = Vec::new();
+    for (name, tensor) in &state {
+        names.push(format!("{name}: {:?}", tensor.size()));
+    }
+    assert_eq!(names, ["weight: [2, 2]", "bias: [2]"]);
+    let mut dict = ModuleDict::new();
+    dict.insert("a", Linear::new(2, 3, ())?)?;
+    for (name, linear) in &dict {
+        assert_eq!((name, linear.weight.size()), ("a", &[3, 2][..]));
+    }
+    for (_, linear) in &mut dict {
+        linear.bias = None;
+    }
+    assert!(dict["a"].bias.is_none());
+    Ok(())
+}
+
+/// Returns the file and the line of a panic in `f`. Panics of other threads go to the hook that was set before.
+fn panic_site(f: impl FnOnce()) -> Option<(String, u32)> {
+    let (site, hook) = (Arc::new(Mutex::new(None)), Arc::new(std::panic::take_hook()));
+    let this = std::thread::current().id();
+    let (seen, other) = (Arc::clone(&site), Arc::clone(&hook));
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().id() != this {
+            return other(info);
+        }
+        *seen.lock().unwrap() = info.location().map(|at| (at.file().to_owned(), at.line()));
+    }));
+    let result = std::panic::catch_unwind(AssertUnwindSafe(f));
+    std::panic::set_hook(Box::new(move |info| hook(info)));
+    assert!(result.is_err());
+    site.lock().unwrap().take()
+}
+
+#[test]
+fn an_index_without_an_element_panics_at_the_callers_line() -> Result<()> {
+    let state = Linear::new(2, 2, ())?.state_dict();
+    let net = Sequential::new().with_named("fc", Linear::new(2, 2, ())?)?;
+    let mut other = net.clone();
+    let mut dict = ModuleDict::new();
+    dict.insert("a", Linear::new(2, 2, ())?)?;
+    let line = line!();
+    let sites = [
+        panic_site(|| drop(state["x"].clone())),
+        panic_site(|| drop(net["x"].clone())),
+        panic_site(|| other["x"] = net[0].clone()),
+        panic_site(|| drop(dict["x"].clone())),
+        panic_site(|| dict["x"].bias = None),
+    ];
+    for (site, line) in sites.into_iter().zip(line + 2..) {
+        assert_eq!(site, Some((file!().to_owned(), line)));
+    }
+    Ok(())
 }
 
 #[test]
@@ -156,7 +267,11 @@ fn mismatches_are_named_and_nothing_is_loaded() {
         }
         assert_eq!(net.layers[0].weight.to_vec::<f32>()?, before);
         // Without `strict`, names may differ, but shapes may not.
-        assert!(net.load_state_dict(&state, false).is_err());
+        let error = net.load_state_dict(&state, false).expect_err("a shape differs");
+        let Some(LoadError::Differs { missing, unexpected, mismatched }) = error.find() else {
+            panic!("{error}")
+        };
+        assert_eq!((missing.len(), unexpected.len(), mismatched.len()), (0, 0, 1), "{error}");
         state.insert("final.0.bias", full([3], 9.0, ())?);
         net.load_state_dict(&state, false)?;
         assert_eq!(net.layers[0].weight.to_vec::<f32>()?, [9.0; 4]);
@@ -278,4 +393,13 @@ fn a_deep_copy_of_a_moved_module_has_the_present_values() {
     let copy = stale.deep_copy().unwrap();
     assert!(copy.weight.equal(&net.weight).unwrap() && copy.weight.requires_grad());
     assert_ne!(copy.weight.data_ptr(), net.weight.data_ptr());
+}
+
+#[test]
+fn a_deep_copy_in_inference_mode_is_refused_if_a_parameter_requires_a_gradient() -> Result<()> {
+    let net = Linear::new(2, 2, ())?;
+    let error = inference_mode(|| net.deep_copy()).expect_err("it has no gradient there");
+    assert!(matches!(error.kind(), ErrorKind::Gradient { .. }), "{error}");
+    net.requires_grad_(false)?;
+    inference_mode(|| net.deep_copy()).map(drop)
 }

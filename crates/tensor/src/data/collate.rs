@@ -1,12 +1,17 @@
 //! Collation of samples to a batch.
 
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hash};
+
+use half::{bf16, f16};
+
 use crate::{Error, Result, Tensor};
 
 /// A sample that can be joined with other samples of its type (`default_collate`).
 /// [`DataLoader::with_collate_fn`](crate::data::DataLoader::with_collate_fn) joins other samples.
 #[diagnostic::on_unimplemented(
     message = "a `DataLoader` does not know how to join samples of type `{Self}` to a batch",
-    label = "expected samples that are tensors, numbers, or tuples of up to four of them",
+    label = "expected samples that are tensors, numbers, or tuples of up to eight of them",
     note = "implement `Collate` for the sample, or create the loader with `DataLoader::with_collate_fn`"
 )]
 pub trait Collate: Send + Sized + 'static {
@@ -25,8 +30,9 @@ pub trait Collate: Send + Sized + 'static {
 /// A batch whose tensors can be moved to page-locked memory.
 #[diagnostic::on_unimplemented(
     message = "a `DataLoader` cannot return batches of type `{Self}`",
-    label = "expected tensors, numbers, strings, or tuples, `Vec`s and `Option`s of them",
-    note = "for a type of your own, `impl PinMemory for {Self} {{}}` is enough if its tensors stay in ordinary memory"
+    label = "expected tensors, numbers, strings, or tuples, arrays, maps, `Vec`s and `Option`s of them",
+    note = "wrap a type of another crate in a struct of your own",
+    note = "`impl PinMemory for Batch {{}}` is enough for a struct `Batch` whose tensors stay in ordinary memory"
 )]
 pub trait PinMemory: Sized {
     /// Copies the tensors to page-locked memory. Tensors that are in such memory already are not copied. Default:
@@ -78,6 +84,46 @@ impl<T: PinMemory> PinMemory for Vec<T> {
     }
 }
 
+impl<T: PinMemory, const N: usize> PinMemory for [T; N] {
+    #[track_caller]
+    fn pin_memory(self) -> Result<Self> {
+        let mut pinned = self.map(Some);
+        for place in &mut pinned {
+            *place = place.take().pin_memory()?;
+        }
+        Ok(pinned.map(|batch| batch.expect("pinning keeps `Some`")))
+    }
+}
+
+impl<T: PinMemory> PinMemory for Box<T> {
+    #[track_caller]
+    fn pin_memory(self) -> Result<Self> {
+        Ok(Self::new((*self).pin_memory()?))
+    }
+}
+
+impl<K: Eq + Hash, T: PinMemory, S: BuildHasher + Default> PinMemory for HashMap<K, T, S> {
+    #[track_caller]
+    fn pin_memory(self) -> Result<Self> {
+        let mut pinned = Self::with_capacity_and_hasher(self.len(), S::default());
+        for (key, batch) in self {
+            pinned.insert(key, batch.pin_memory()?);
+        }
+        Ok(pinned)
+    }
+}
+
+impl<K: Ord, T: PinMemory> PinMemory for BTreeMap<K, T> {
+    #[track_caller]
+    fn pin_memory(self) -> Result<Self> {
+        let mut pinned = Self::new();
+        for (key, batch) in self {
+            pinned.insert(key, batch.pin_memory()?);
+        }
+        Ok(pinned)
+    }
+}
+
 impl<T: PinMemory> PinMemory for Option<T> {
     #[track_caller]
     fn pin_memory(self) -> Result<Self> {
@@ -94,7 +140,7 @@ macro_rules! without_tensors {
     )*};
 }
 
-without_tensors!(bool u8 i8 i16 i32 i64 isize usize f32 f64 String);
+without_tensors!(() bool u8 u16 u32 u64 usize i8 i16 i32 i64 isize f16 bf16 f32 f64 String &'static str);
 
 macro_rules! collate_numbers {
     ($($ty:ty)*) => {$(
@@ -142,3 +188,7 @@ collate_tuples!(A a);
 collate_tuples!(A a, B b);
 collate_tuples!(A a, B b, C c);
 collate_tuples!(A a, B b, C c, D d);
+collate_tuples!(A a, B b, C c, D d, E e);
+collate_tuples!(A a, B b, C c, D d, E e, F f);
+collate_tuples!(A a, B b, C c, D d, E e, F f, G g);
+collate_tuples!(A a, B b, C c, D d, E e, F f, G g, H h);

@@ -50,7 +50,8 @@ options! {
     }
 }
 
-/// A factor for all dimensions of an image, or an array with one per dimension. Factors are floats or integers.
+/// Factors by which [`interpolate`] resizes an image: one for all dimensions, or one per dimension. Converts from `f64`
+/// or an integer, an array of these, or a slice of `f64`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaleFactor(Vec<f64>);
 

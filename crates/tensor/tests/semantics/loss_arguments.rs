@@ -74,27 +74,30 @@ fn losses_warn_of_sizes_that_are_broadcast() -> Result<()> {
 
 #[test]
 #[ignore = "the next test runs it in a process without a subscriber"]
-fn losses_of_two_lines() {
+fn losses_of_three_lines() {
     let (x, t) = (zeros([2, 3], ()).unwrap(), ones([3], ()).unwrap());
     for _ in 0..3 {
         mse_loss(&x, &t, ()).unwrap();
         l1_loss(&x, &t, ()).unwrap();
     }
+    for n in [1, 2, 1, 2] {
+        mse_loss(&zeros([n, 3], ()).unwrap(), &t, ()).unwrap();
+    }
 }
 
 #[test]
-fn warnings_are_printed_once_per_line_without_a_subscriber() {
+fn warnings_are_printed_once_per_line_and_text_without_a_subscriber() {
     let own = std::env::current_exe().unwrap();
     let (_, module) = module_path!().split_once("::").unwrap();
-    let test = format!("{module}::losses_of_two_lines");
+    let test = format!("{module}::losses_of_three_lines");
     let output = std::process::Command::new(own)
         .args([&test, "--exact", "--ignored", "--nocapture"])
         .output()
         .unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     let warnings: Vec<&str> = text.lines().filter(|line| line.starts_with("warning: ")).collect();
-    assert_eq!(warnings.len(), 2, "{text}");
-    for (line, op) in warnings.iter().zip(["mse_loss", "l1_loss"]) {
+    assert_eq!(warnings.len(), 4, "two lines, and two texts of a third: {text}");
+    for (line, op) in warnings.iter().zip(["mse_loss", "l1_loss", "mse_loss", "mse_loss"]) {
         assert!(line.starts_with(&format!("warning: {op}: the target's sizes [3]")), "{line}");
         assert!(line.contains("loss_arguments.rs:"), "{line}");
     }

@@ -1,5 +1,6 @@
 //! Tests of row S27: the `DataLoader`, with workers and page-locked batches.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use warpline::{
 
 use crate::boxes::within_a_minute;
 use crate::common::bad_calls::refused;
-use crate::common::{World, cpu, schedules};
+use crate::common::{World, cpu, schedules, worlds};
 
 crate::rows! {
     schedules(1) s27_batches_are_page_locked gpu_s27_batches_are_page_locked => pinned;
@@ -360,6 +361,35 @@ fn s27_a_collate_fn_joins_samples_of_any_type() {
         });
         let error = fails.iter()?.next().unwrap().expect_err("there is no dimension 7");
         assert!(error.to_string().starts_with("sum: "), "{error}");
+        Ok(())
+    });
+}
+
+#[test]
+fn s27_batches_are_maps_arrays_and_tuples() {
+    fn batches<B: PinMemory + Send + 'static>(
+        collate: impl Fn(Vec<(Tensor, i64)>) -> B + Send + Sync + 'static,
+    ) -> Result<Vec<B>> {
+        let loader = DataLoader::with_collate_fn(Ragged, move |samples| Ok(collate(samples)));
+        loader.batch_size(3)?.pin_memory(true).iter()?.collect()
+    }
+    worlds(1, |_| {
+        let first = |samples: Vec<(Tensor, i64)>| samples[0].0.clone();
+        for map in batches(move |s| HashMap::from([("x".to_owned(), first(s))]))? {
+            assert!(map["x"].is_pinned());
+        }
+        for map in batches(move |s| BTreeMap::from([(7, Box::new(first(s)))]))? {
+            assert!(map[&7].is_pinned());
+        }
+        for [a, b] in batches(move |s| [first(s.clone()), s[0].0.clone()])? {
+            assert!(a.is_pinned() && b.is_pinned());
+        }
+        let (half, other) = (half::f16::from_f32(0.5), half::bf16::from_f32(0.5));
+        for batch in batches(move |s| (first(s), 1u16, 2u32, 3u64, half, other, "text", ()))? {
+            assert!(batch.0.is_pinned());
+            assert_eq!((batch.1, batch.2, batch.3), (1, 2, 3));
+            assert_eq!((batch.4, batch.5, batch.6), (half, other, "text"));
+        }
         Ok(())
     });
 }

@@ -46,6 +46,12 @@ struct NamedAsAnother {
 }
 
 #[derive(Module)]
+struct NamedWithADot {
+    #[module(name = "fc.weight")]
+    first: Linear,
+}
+
+#[derive(Module)]
 union Either {
     a: u32,
     b: u32,
