@@ -5,7 +5,6 @@ use std::panic::Location;
 
 use warpline::{DType, Error, Result, Tensor, full, tensor};
 
-use super::group::ParamGroup;
 use super::optimizer::Optim;
 use super::rule::{ParamState, Rule};
 use crate::StateDict;
@@ -159,21 +158,19 @@ pub(super) fn load<R: Rule>(optimizer: &mut Optim<R>, saved: &OptimizerState) ->
     // next step.
     let mut states = states.into_iter();
     let mut counted: Vec<(u64, u64)> = Vec::new();
-    for (group, formers) in groups.iter().zip(&mut optimizer.states) {
-        for former in formers {
-            let Some(new) = states.next() else { break };
-            let mut state = reuse_tensors(former, new)?;
-            if let Some(counter) = &former.counter {
-                let (at, step) = (counter.data_ptr(), state.step);
-                let earlier = counted.iter().find(|of| of.0 == at);
-                if earlier.is_none_or(|of| of.1 == step) {
-                    counter.fill_(step as f64)?;
-                    counted.push((at, step));
-                    state.counter = Some(counter.clone());
-                }
+    for former in optimizer.states.iter_mut().flatten() {
+        let Some(new) = states.next() else { break };
+        let mut state = reuse_tensors(former, new)?;
+        if let Some(counter) = &former.counter {
+            let (at, step) = (counter.data_ptr(), state.step);
+            let earlier = counted.iter().find(|of| of.0 == at);
+            if earlier.is_none_or(|of| of.1 == step) {
+                counter.fill_(step as f64)?;
+                counted.push((at, step));
+                state.counter = Some(counter.clone());
             }
-            *former = state;
         }
+        *former = state;
     }
     for group in &groups {
         if let Some(lr) = &group.lr_tensor {
