@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use warpline_kernels::matmul::matmul;
-use warpline_runtime::{Layout, Sizes};
+use warpline_runtime::{Layout, Sizes, broadcast};
 
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
@@ -38,19 +38,16 @@ pub fn linear<'a>(
     if let Some(out) = linear_as_one_node(input, weight, bias)? {
         return Ok(out);
     }
-    if input.dtype() != weight.dtype() {
-        let (operands, first, second) = ("input and weight", input.dtype(), weight.dtype());
-        return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
+    for (operands, other) in [("input and weight", Some(weight)), ("input and bias", bias)] {
+        if let Some(other) = other.filter(|other| other.dtype() != input.dtype()) {
+            let (first, second) = (input.dtype(), other.dtype());
+            return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
+        }
     }
     let product = input.matmul(&weight.t()?)?;
     let Some(bias) = bias else { return Ok(product) };
-    if bias.dtype() != input.dtype() {
-        let (operands, first, second) = ("input and bias", input.dtype(), bias.dtype());
-        return Err(ErrorKind::OperandDTypes { operands, first, second }.of(op));
-    }
     let (own, of) = (bias.size(), product.size());
-    let fits = |(own, of): (&usize, &usize)| own == of || *own == 1;
-    if own.len() > of.len() || !own.iter().rev().zip(of.iter().rev()).all(fits) {
+    if !broadcast(own, of).is_ok_and(|sizes| *sizes == *of) {
         return Err(Error::shape(op, format!("a bias of {own:?} for a result of {of:?}")));
     }
     product.add(bias)
