@@ -1,6 +1,6 @@
 //! Sequences of modules.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Index, IndexMut};
@@ -200,7 +200,12 @@ impl Sequential {
     /// Returns the module that was added with a name.
     #[must_use]
     pub fn get_named(&self, name: &str) -> Option<&Hooked<Box<dyn Layer>>> {
-        self.get(*self.names.iter().find(|(_, other)| *other == name)?.0)
+        self.get(self.index_of(name)?)
+    }
+
+    /// Returns the index of the module that was added with a name.
+    fn index_of(&self, name: &str) -> Option<usize> {
+        self.names.iter().find(|(_, other)| *other == name).map(|(index, _)| *index)
     }
 
     /// Iterates over the modules.
@@ -280,8 +285,7 @@ impl Index<&str> for Sequential {
 impl IndexMut<&str> for Sequential {
     #[track_caller]
     fn index_mut(&mut self, name: &str) -> &mut Self::Output {
-        let index = self.names.iter().find(|(_, other)| *other == name).map(|(index, _)| *index);
-        let Some(index) = index else { panic!("no element has the name `{name}`") };
+        let Some(index) = self.index_of(name) else { panic!("no element has the name `{name}`") };
         &mut self.layers[index]
     }
 }
@@ -317,16 +321,22 @@ impl<'a> IntoIterator for &'a mut Sequential {
 impl Module for Sequential {
     fn visit<'m>(&'m self, visitor: &mut Visitor<'m, '_>) {
         for (i, layer) in self.layers.iter().enumerate() {
-            let name = self.names.get(&i).cloned().unwrap_or_else(|| i.to_string());
-            visitor.member(&name, layer);
+            visitor.member(&member_name(&self.names, i), layer);
         }
     }
 
     fn visit_mut(&mut self, visitor: &mut VisitorMut<'_>) {
         for (i, layer) in self.layers.iter_mut().enumerate() {
-            let name = self.names.get(&i).cloned().unwrap_or_else(|| i.to_string());
-            visitor.member(&name, layer);
+            visitor.member(&member_name(&self.names, i), layer);
         }
+    }
+}
+
+/// Returns the name of element `index`.
+fn member_name(names: &BTreeMap<usize, String>, index: usize) -> Cow<'_, str> {
+    match names.get(&index) {
+        Some(name) => name.into(),
+        None => index.to_string().into(),
     }
 }
 

@@ -8,7 +8,7 @@ use super::optimizer::Optim;
 use super::rule::{
     ParamState, Rate, Rule, Settings, Slot, check_fraction, check_not_negative, descend, settings,
 };
-use super::step_count::{check_capturable, count_steps_on_device, move_counts_to_host};
+use super::step_count::{check_no_capture, count_steps_on_device, move_counts_to_host};
 
 /// Adam (`torch.optim.Adam`).
 pub type Adam = Optim<AdamOptions>;
@@ -109,15 +109,15 @@ struct AdamStep {
 impl AdamStep {
     #[track_caller]
     fn step(&self, slots: &mut [Slot<'_>], lr: &Rate, scaling: Option<&GradScaling>) -> Result<()> {
-        match (self.capturable, scaling) {
-            (true, _) => count_steps_on_device(slots, scaling)?,
-            (false, None) => move_counts_to_host(slots)?,
-            // Only the device knows whether a scaled step is skipped. The next step without a scaler takes the count to
-            // the host, where a graph would not find it.
-            (false, Some(_)) => {
-                check_capturable(slots)?;
-                count_steps_on_device(slots, scaling)?;
-            }
+        if !self.capturable {
+            check_no_capture(slots)?;
+        }
+        // Only the device knows whether a scaled step is skipped. The next step without a scaler moves the count to the
+        // host.
+        if self.capturable || scaling.is_some() {
+            count_steps_on_device(slots, scaling)?;
+        } else {
+            move_counts_to_host(slots)?;
         }
         // Group by step count. If the device counts, the counter's address stands for the count, because parameters
         // that have always stepped together share a counter.

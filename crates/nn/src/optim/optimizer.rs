@@ -22,7 +22,8 @@ pub trait Optimizer {
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter;
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if a captured step would create state, if
     /// Adam or AdamW is captured without `capturable`, or if a step needs a closure ([`LBFGS`](super::LBFGS)); errors
-    /// of the ops. RMSprop and Adadelta count a captured step once, at the capture, because the count has no effect.
+    /// of the ops. A captured step of RMSprop or Adadelta is counted once, at the capture; the count does not affect its
+    /// updates.
     #[track_caller]
     fn step(&mut self) -> Result<()>;
 
