@@ -98,6 +98,27 @@ enum Stage {
     Ready,
     Unscaled,
     Stepped,
+    /// A call failed when it had begun to divide the gradients by the scale.
+    Failed,
+}
+
+impl Stage {
+    /// Fails if the gradients of an optimizer in this stage must not be divided by the scale.
+    #[track_caller]
+    fn check_undivided(self, op: &'static str) -> Result<()> {
+        let reason = match self {
+            Self::Ready => return Ok(()),
+            Self::Unscaled => {
+                "the gradients of this optimizer were already unscaled since the last `update`"
+            }
+            Self::Stepped => "this optimizer already took its step since the last `update`",
+            Self::Failed => {
+                "an earlier call failed, and some gradients of this optimizer may be unscaled: call `update`, and \
+                 compute the gradients again"
+            }
+        };
+        Err(Error::invalid(op, reason))
+    }
 }
 
 impl GradScaler {
@@ -154,7 +175,9 @@ impl GradScaler {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer has
     /// no parameters or was unscaled or stepped since the last update, or if a gradient has dtype `float16`;
-    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter.
+    /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of the launches.
+    /// After a failed launch, some gradients may be unscaled, so `unscale_` and `step` fail until the next
+    /// [`update`](Self::update).
     #[track_caller]
     pub fn unscale_(&mut self, optimizer: &dyn Optimizer) -> Result<()> {
         if !self.options.enabled {
@@ -163,22 +186,8 @@ impl GradScaler {
         const OP: &str = "unscale_";
         let scale = self.tensors(OP)?.0.clone();
         let of = self.checked(OP, optimizer)?;
-        match of.stage {
-            Stage::Ready => {}
-            Stage::Unscaled => {
-                let reason =
-                    "the gradients of this optimizer were already unscaled since the last `update`";
-                return Err(Error::invalid(OP, reason));
-            }
-            Stage::Stepped => {
-                let reason =
-                    "this optimizer already took its step; unscale its gradients before the step";
-                return Err(Error::invalid(OP, reason));
-            }
-        }
-        of.found_inf = no_grad(|| check_grads(optimizer, Some(&scale))).of(OP)?;
-        of.stage = Stage::Unscaled;
-        Ok(())
+        of.stage.check_undivided(OP)?;
+        no_grad(|| check_grads(of, optimizer, Some(&scale))).of(OP)
     }
 
     /// Takes the optimizer's step with unscaled gradients, unless a gradient is infinite or NaN. Unscales the gradients
@@ -187,7 +196,8 @@ impl GradScaler {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer
     /// already took a step since the last update, if none of its parameters has a gradient, or if a gradient is of
-    /// `float16` and the optimizer's step does not unscale it; errors of [`Optimizer::step`].
+    /// `float16` and the optimizer's step does not unscale it; errors of [`Optimizer::step`]. After a failed launch,
+    /// some gradients may be unscaled, so `unscale_` and `step` fail until the next [`update`](Self::update).
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         if !self.options.enabled {
@@ -197,19 +207,10 @@ impl GradScaler {
         let scale = self.tensors(OP)?.0.clone();
         let is_fused = optimizer.supports_grad_scaling();
         let of = self.checked(OP, optimizer)?;
-        match of.stage {
-            Stage::Ready if is_fused => {
-                of.found_inf = no_grad(|| check_grads(optimizer, None)).of(OP)?;
-            }
-            Stage::Ready => {
-                of.found_inf = no_grad(|| check_grads(optimizer, Some(&scale))).of(OP)?;
-                of.stage = Stage::Unscaled;
-            }
-            Stage::Unscaled => {}
-            Stage::Stepped => {
-                let reason = "this optimizer already took its step since the last `update`";
-                return Err(Error::invalid(OP, reason));
-            }
+        if of.stage != Stage::Unscaled {
+            of.stage.check_undivided(OP)?;
+            let scale = (!is_fused).then_some(&scale);
+            no_grad(|| check_grads(of, optimizer, scale)).of(OP)?;
         }
         if of.found_inf.is_empty() {
             let reason =
@@ -219,6 +220,9 @@ impl GradScaler {
         let found_inf = no_grad(|| any(&of.found_inf, scale.device())).of(OP)?;
         if is_fused {
             let grad_scale = (of.stage == Stage::Ready).then_some(scale);
+            if grad_scale.is_some() {
+                of.stage = Stage::Failed;
+            }
             optimizer.step_scaled(&GradScaling { found_inf, grad_scale }).here()?;
         } else if found_inf.item::<f32>()? == 0.0 {
             optimizer.step().here()?;
@@ -228,7 +232,8 @@ impl GradScaler {
     }
 
     /// Multiplies the scale by the backoff factor if a gradient that was checked since the last update is infinite or
-    /// NaN, or by the growth factor after `growth_interval` updates without an overflow. The host does not wait.
+    /// NaN, or by the growth factor after `growth_interval` updates without an overflow. Leaves out optimizers whose
+    /// last call failed. The host does not wait.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no gradients were checked since the last
@@ -240,18 +245,19 @@ impl GradScaler {
         }
         const OP: &str = "update";
         let (scale, tracker) = self.tensors(OP)?;
-        let marks: Vec<Tensor> =
-            self.optimizers.iter().flat_map(|of| of.found_inf.iter().cloned()).collect();
-        if marks.is_empty() {
+        let checked = self.optimizers.iter().filter(|of| of.stage != Stage::Failed);
+        let marks: Vec<Tensor> = checked.flat_map(|of| of.found_inf.iter().cloned()).collect();
+        if !marks.is_empty() {
+            let found_inf = no_grad(|| any(&marks, scale.device())).of(OP)?;
+            let tensors = [scale.as_view(), tracker.as_view(), found_inf.as_view()];
+            let factors = (self.options.growth_factor, self.options.backoff_factor);
+            let (exec, interval) = (scale.exec()?, self.options.growth_interval);
+            kernels::update_scale(exec.target(), tensors, factors, interval).of(OP)?;
+        } else if self.optimizers.iter().all(|of| of.stage != Stage::Failed) {
             let reason =
                 "no gradients were checked since the last update: call `step` or `unscale_` first";
             return Err(Error::invalid(OP, reason));
         }
-        let found_inf = no_grad(|| any(&marks, scale.device())).of(OP)?;
-        let GradScalerOptions { growth_factor, backoff_factor, growth_interval, .. } = self.options;
-        let tensors = [scale.as_view(), tracker.as_view(), found_inf.as_view()];
-        let (exec, factors) = (scale.exec()?, (growth_factor, backoff_factor));
-        kernels::update_scale(exec.target(), tensors, factors, growth_interval).of(OP)?;
         self.optimizers.clear();
         Ok(())
     }
@@ -434,10 +440,13 @@ impl GradScaler {
     }
 }
 
-/// Checks the gradients of an optimizer's parameters, and divides them by `scale` if there is one. Returns a mark for
-/// each device.
+/// Checks the gradients of an optimizer's parameters, and divides them by `scale` if there is one.
 #[track_caller]
-fn check_grads(optimizer: &dyn Optimizer, scale: Option<&Tensor>) -> Result<Vec<Tensor>> {
+fn check_grads(
+    of: &mut CheckedOptimizer,
+    optimizer: &dyn Optimizer,
+    scale: Option<&Tensor>,
+) -> Result<()> {
     let mut buckets: Vec<(Device, DType, Vec<Tensor>)> = Vec::new();
     let mut copies = Vec::new();
     for parameter in optimizer.parameters() {
@@ -467,25 +476,36 @@ fn check_grads(optimizer: &dyn Optimizer, scale: Option<&Tensor>) -> Result<Vec<
             copies.push((grad, flat));
         }
     }
-    let mut marks: Vec<Tensor> = Vec::new();
+    let (mut marks, mut launches): (Vec<Tensor>, Vec<_>) = Default::default();
     for (device, _, grads) in &buckets {
         let known = marks.iter().find(|mark| mark.device() == *device).cloned();
         let mark = match known {
             Some(mark) => mark,
             None => {
-                marks.push(zeros([], (DType::F32, *device))?);
-                marks[marks.len() - 1].clone()
+                let mark = zeros([], (DType::F32, *device))?;
+                marks.push(mark.clone());
+                mark
             }
         };
+        launches.push((grads, mark, scale.map(|scale| scale.to(*device)).transpose()?));
+    }
+    // A failure of a later launch leaves the gradients of earlier launches divided.
+    if scale.is_some() {
+        of.stage = Stage::Failed;
+    }
+    for (grads, mark, scale) in launches {
         let views: Vec<_> = grads.iter().map(Tensor::as_view).collect();
-        let scale = scale.map(|scale| scale.to(*device)).transpose()?;
         let (exec, scale) = (mark.exec()?, scale.as_ref().map(Tensor::as_view));
         kernels::check_and_unscale(exec.target(), &views, scale, mark.as_view())?;
     }
     for (grad, flat) in copies {
         grad.copy_(&flat.view_as(&grad)?, ())?;
     }
-    Ok(marks)
+    if scale.is_some() {
+        of.stage = Stage::Unscaled;
+    }
+    of.found_inf = marks;
+    Ok(())
 }
 
 /// Returns 1 on `device` if a mark is set, and 0 otherwise.

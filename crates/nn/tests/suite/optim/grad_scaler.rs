@@ -352,7 +352,7 @@ fn the_first_scaled_loss_cannot_be_captured() {
     });
 }
 
-fn refused(result: Result<()>, text: &str) {
+pub(super) fn refused(result: Result<()>, text: &str) {
     let error = result.expect_err(text);
     assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
     assert!(error.to_string().contains(text), "{error}");

@@ -1,5 +1,6 @@
 //! Tests of optimizers, schedules, clipping, and saved states.
 
+mod failed_scaling;
 mod formulas;
 mod fused;
 mod grad_scaler;
