@@ -37,9 +37,14 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+use std::borrow::Borrow;
+
 use warpline::__Called as _;
 use warpline::autograd::{check_not_moved, no_grad};
-use warpline::{DType, Device, Error, IntoOptions, Result, Scalar, Tensor, full, tensor, zeros};
+use warpline::{
+    DType, Device, Error, IntoOperand, IntoOptions, Result, Scalar, Tensor, TensorOrScalar, full,
+    tensor, zeros,
+};
 use warpline_kernels::optim as kernels;
 
 use crate::StateDict;
@@ -168,6 +173,29 @@ impl GradScaler {
         loss.mul(&scale.to(loss.device())?)
     }
 
+    /// Returns each output times the scale, or the outputs themselves if the scaler is disabled (`scale` of an
+    /// iterable).
+    ///
+    /// ```
+    /// use warpline::{ones, tensor};
+    /// use warpline_nn::amp::{GradScaler, GradScalerOptions};
+    ///
+    /// let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(8.0))?;
+    /// let scaled = scaler.scale_all(&[ones([2], ())?, tensor(0.5f32, ())?])?;
+    /// assert_eq!(scaled[1].item::<f32>()?, 4.0);
+    /// scaler.update_with(&tensor(2.0f32, ())?)?;
+    /// assert_eq!(scaler.get_scale()?, 2.0);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of [`scale`](Self::scale).
+    #[track_caller]
+    pub fn scale_all(&mut self, outputs: &[impl Borrow<Tensor>]) -> Result<Vec<Tensor>> {
+        let scaled = outputs.iter().map(|output| self.scale(output.borrow()));
+        scaled.collect::<Result<_>>().here()
+    }
+
     /// Divides the gradients of an optimizer's parameters by the scale and checks them for infinite and NaN elements,
     /// in one launch for up to 64 gradients of a device and dtype. Needed only to change or read gradients before
     /// [`step`](Self::step), such as to clip them. The host does not wait.
@@ -262,17 +290,29 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Replaces the scale (`update(new_scale)`). [`GradScaler::update`] computes the next scale instead.
+    /// Replaces the scale by a number, or by the value of a tensor on any device (`update(new_scale)`).
+    /// [`GradScaler::update`] computes the next scale instead. The host does not wait.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, or if a tensor does
+    /// not have exactly one element or requires a gradient.
     #[track_caller]
-    pub fn update_with(&mut self, new_scale: f64) -> Result<()> {
+    pub fn update_with<'a>(&mut self, new_scale: impl IntoOperand<'a>) -> Result<()> {
         if !self.options.enabled {
             return Ok(());
         }
-        let (scale, _) = self.tensors("update")?;
-        no_grad(|| scale.fill_(new_scale).map(drop)).of("update")?;
+        const OP: &str = "update";
+        let (scale, _) = self.tensors(OP)?;
+        match new_scale.into_operand() {
+            TensorOrScalar::Scalar(new) => no_grad(|| scale.fill_(new).map(drop)).of(OP)?,
+            TensorOrScalar::Tensor(new) if new.numel() == 1 && !new.requires_grad() => {
+                no_grad(|| scale.copy_(&new.view_as(scale)?, ()).map(drop)).of(OP)?;
+            }
+            TensorOrScalar::Tensor(_) => {
+                let reason = "the new scale must have one element and require no gradient";
+                return Err(Error::invalid(OP, reason));
+            }
+        }
         self.optimizers.clear();
         Ok(())
     }

@@ -151,6 +151,21 @@ pub fn is_autocast_enabled(device: impl IntoDevice) -> Result<bool> {
     Ok(AutocastModes::current().of(device).enabled)
 }
 
+/// Returns whether a kind of device has regions of autocast: true for `"cuda"` and `"cpu"`, also without a GPU
+/// (`torch.amp.is_autocast_available`).
+///
+/// ```
+/// assert!(warpline::amp::is_autocast_available("cuda")?);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::InvalidDeviceString`](crate::ErrorKind::InvalidDeviceString) if a string names no device.
+#[track_caller]
+pub fn is_autocast_available(device: impl IntoDevice) -> Result<bool> {
+    device.into_device().of("is_autocast_available").map(|_| true)
+}
+
 /// Returns whether this thread's regions convert a parameter only once (`torch.is_autocast_cache_enabled`).
 #[must_use]
 pub fn is_autocast_cache_enabled() -> bool {

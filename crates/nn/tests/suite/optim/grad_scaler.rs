@@ -325,6 +325,25 @@ fn a_scaled_step_that_is_not_capturable_cannot_be_captured() {
     });
 }
 
+/// The outputs of a model that is spread over several devices have one scale.
+#[test]
+fn several_outputs_are_scaled_on_their_devices() {
+    let sim = SimBox::lazy(2);
+    sim.enter(|| {
+        let outputs = [ones([2], Device::cuda(0))?, ones([1], Device::cuda(1))?];
+        let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(4.0))?;
+        for (scaled, output) in scaler.scale_all(&outputs)?.iter().zip(&outputs) {
+            assert_eq!((scaled.device(), scaled.size()), (output.device(), output.size()));
+            assert_eq!(scaled.to_vec::<f32>()?[0], 4.0);
+        }
+        let waits = sim.host_waits();
+        scaler.update_with(&full([], 2.0, Device::cuda(1))?)?;
+        assert_eq!(sim.host_waits(), waits);
+        assert_eq!(scaler.get_scale()?, 2.0);
+        Ok(())
+    });
+}
+
 #[test]
 fn optimizers_that_share_their_first_parameter_are_not_confused() -> Result<()> {
     let [p, q] = [1.0, 2.0].map(|x| full([1], x, ()).and_then(|t| t.requires_grad_(true)));
@@ -490,6 +509,15 @@ fn settings_can_be_read_and_changed() -> Result<()> {
     assert_eq!(scaler.get_scale()?, 262_144.0);
     scaler.update_with(64.0)?;
     assert_eq!(scaler.get_scale()?, 64.0);
+    for new in [tensor(32.0f32, ())?, tensor([32.0f32], ())?] {
+        scaler.update_with(2)?;
+        scaler.update_with(&new)?;
+        assert_eq!(scaler.get_scale()?, 32.0);
+    }
+    for wrong in [ones([2], ())?, ones([], ())?.requires_grad_(true)?] {
+        refused(scaler.update_with(&wrong), "must have one element and require no gradient");
+    }
+    assert_eq!(scaler.get_scale()?, 32.0);
     refused(GradScaler::new(GradScalerOptions::new().growth_factor(1.0)).map(drop), "above 1");
     refused(GradScaler::new(GradScalerOptions::new().backoff_factor(1.0)).map(drop), "below 1");
     Ok(())
