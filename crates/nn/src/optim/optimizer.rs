@@ -110,6 +110,10 @@ pub trait Optimizer {
     /// Restores a state (`load_state_dict`). Copies its tensors. Nothing changes unless all groups, settings and shapes
     /// fit.
     ///
+    /// The values are copied into the tensors that the optimizer already has, so replays of a captured step continue
+    /// from them. A tensor that the state lacks leaves the optimizer, as in PyTorch. A captured step keeps this tensor
+    /// and continues from its former values, so capture the step again.
+    ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the state differs from the optimizer in
     /// the number of groups or of parameters in a group, has a setting or a tensor that the optimizer does not have,

@@ -1,6 +1,6 @@
 //! Tests of saved states of optimizers.
 
-use warpline::{DType, Device, Result, Tensor, full};
+use warpline::{DType, Device, Result, SyncPolicy, Tensor, cuda, full};
 use warpline_nn::StateDict;
 use warpline_nn::optim::{
     AdadeltaOptions, Adam, AdamOptions, AdamWOptions, Optim, Optimizer, OptimizerState,
@@ -8,7 +8,7 @@ use warpline_nn::optim::{
 };
 
 use super::{params, set_grads, values};
-use crate::common::{World, worlds};
+use crate::common::{World, schedules, worlds};
 
 /// A run that is saved as tensors and resumed is bit-identical to an uninterrupted run.
 fn resumes<R: Rule>(options: R, other: R, device: Device) -> Result<()> {
@@ -55,6 +55,33 @@ fn runs_resume_to_the_bit() {
             let rms = RMSpropOptions::new().momentum(0.1).centered(true);
             resumes(rms, RMSpropOptions::new(), place)?;
             resumes(AdadeltaOptions::new().rho(0.5), AdadeltaOptions::new(), place)?;
+        }
+        Ok(())
+    });
+}
+
+/// A captured step keeps the memory of a tensor that the optimizer dropped.
+#[test]
+fn a_captured_step_keeps_a_tensor_that_a_loaded_state_lacks() {
+    schedules(1, SyncPolicy::Auto, |_| {
+        let weight = full([64], 0.0, "cuda")?.requires_grad_(true)?;
+        weight.set_grad(&full([64], 1.0, "cuda")?)?;
+        let options = SGDOptions::new().lr(1.0).momentum(0.5);
+        let mut sgd = SGD::new(vec![weight.clone()], options)?;
+        sgd.step()?;
+        let (graph, ()) = cuda::graph(|| sgd.step())?;
+        let mut state = sgd.state_dict()?;
+        state.state.clear();
+        sgd.load_state_dict(&state)?;
+        drop(state);
+        assert!(sgd.state_dict()?.state.is_empty());
+        let others = (0..8).map(|_| full([64], 7.0, "cuda")).collect::<Result<Vec<_>>>()?;
+        graph.replay()?; // by 1.5, from the former momentum
+        sgd.step()?; // by 1, from a new momentum
+        graph.replay()?; // by 1.75
+        assert_eq!(weight.detach().to_vec::<f32>()?, [-1.0 - 1.5 - 1.0 - 1.75; 64]);
+        for other in others {
+            assert_eq!(other.to_vec::<f32>()?, [7.0; 64]);
         }
         Ok(())
     });
