@@ -15,6 +15,7 @@ pub const DEFAULT_SEED: u64 = 67_280_421_310_721;
 const BLOCK: usize = 624;
 
 /// The generator of CPU tensors: MT19937 (`torch.Generator`).
+#[derive(Clone)]
 pub struct CpuGenerator {
     seed: u64,
     /// The engine, whose next output follows the last value of `block`.
@@ -195,7 +196,7 @@ fn untemper(mut number: u32) -> u32 {
 
 /// The generator of one device: Philox4x32-10. Any part of its sequence follows from the seed and
 /// an offset alone.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct CudaGenerator {
     seed: u64,
     offset: u64,

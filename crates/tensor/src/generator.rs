@@ -117,6 +117,82 @@ impl Generator {
         each!(&self.0, generator => generator.lock().set_state(&state)).of("set_state")
     }
 
+    /// Returns a generator that starts from a copy of this generator's state, and then has its own sequence
+    /// (`Generator.clone_state`).
+    ///
+    /// ```
+    /// use warpline::{Generator, rand, with_generator};
+    ///
+    /// let generator = Generator::new();
+    /// let copy = generator.clone_state();
+    /// let draw = |generator| with_generator(generator, || rand([3], ()))?.to_vec::<f32>();
+    /// assert_eq!(draw(&generator)?, draw(&copy)?);
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn clone_state(&self) -> Self {
+        let mut new = self.0.clone();
+        each!(&mut new, generator => {
+            let copy = generator.lock().clone();
+            *generator = SharedGenerator::new(copy);
+        });
+        Self(new)
+    }
+
+    /// Returns a generator that shares the state of this GPU generator, for
+    /// [`graphsafe_set_state`](Self::graphsafe_set_state) (`Generator.graphsafe_get_state`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the generator is one of the CPU.
+    #[track_caller]
+    pub fn graphsafe_get_state(&self) -> Result<Self> {
+        self.check_graphsafe("graphsafe_get_state", self)?;
+        Ok(self.clone())
+    }
+
+    /// Lets this GPU generator share the state of another one (`Generator.graphsafe_set_state`). Clones of this
+    /// generator keep the former state. A captured op draws from the state that its generator has at the capture, so a
+    /// graph may draw from several states of one generator.
+    ///
+    /// ```
+    /// use warpline::{Generator, cuda, rand, simulated, with_generator, with_runtime};
+    ///
+    /// with_runtime(&simulated(1)?, || {
+    ///     let mut generator = Generator::on("cuda")?;
+    ///     let (old, new) = (generator.graphsafe_get_state()?, generator.clone_state());
+    ///     generator.graphsafe_set_state(&new)?;
+    ///     let (graph, _) = cuda::graph(|| with_generator(&generator, || rand([3], "cuda")))?;
+    ///     generator.graphsafe_set_state(&old)?;
+    ///     graph.replay()?;
+    ///     assert_eq!(generator.get_state()?.to_vec::<u8>()?[8..], [0; 8], "the replay advanced `new`");
+    ///     Ok::<(), warpline::Error>(())
+    /// })?;
+    /// # Ok::<(), warpline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`] if the generators are not of the same GPU.
+    #[track_caller]
+    pub fn graphsafe_set_state(&mut self, state: &Self) -> Result<()> {
+        self.check_graphsafe("graphsafe_set_state", state)?;
+        self.0 = state.0.clone();
+        Ok(())
+    }
+
+    #[track_caller]
+    fn check_graphsafe(&self, op: &'static str, state: &Self) -> Result<()> {
+        use warpline_runtime::Generator::Cuda;
+        if let (Cuda { runtime: own, .. }, Cuda { runtime, .. }) = (&self.0, &state.0)
+            && own.same_as(runtime)
+            && self.device() == state.device()
+        {
+            return Ok(());
+        }
+        let (own, other) = (self.device(), state.device());
+        let reason = format!("expects generators of one GPU, not of {own} and {other}");
+        Err(Error::invalid(op, reason))
+    }
+
     /// Returns the generator if it draws values on the CPU.
     #[track_caller]
     pub(crate) fn of_cpu(&self, op: &'static str) -> Result<SharedGenerator<CpuGenerator>> {

@@ -21,6 +21,8 @@ crate::rows! {
         gpu_s30_a_checkpoint_draws_from_its_generator_again => checkpoints;
     schedules64(1) s38_graphs_draw_from_several_generators
         gpu_s38_graphs_draw_from_several_generators => graphs;
+    schedules64(1) s38_a_graph_draws_from_several_states_of_a_generator
+        gpu_s38_a_graph_draws_from_several_states_of_a_generator => states;
     worlds(1) s38_graphed_callables_draw_from_several_generators
         gpu_s38_graphed_callables_draw_from_several_generators => callables;
     worlds(1) s38_a_graph_draws_from_at_most_32_generators
@@ -210,6 +212,46 @@ fn graphs(_: &World) -> Result<()> {
     }
     other.replay()?;
     assert_eq!(second.to_vec::<f32>()?, from_b(6)?);
+    Ok(())
+}
+
+/// PyTorch's `test_graphsafe_set_get_rng_state`.
+fn states(_: &World) -> Result<()> {
+    let make = || -> Result<[Generator; 3]> {
+        let generator = seeded(0, 0)?;
+        let (old, new) = (generator.graphsafe_get_state()?, generator.clone_state());
+        Ok([generator, old, new])
+    };
+    let draws = |[generator, old, new]: &mut [Generator; 3]| -> Result<[Tensor; 3]> {
+        generator.graphsafe_set_state(new)?;
+        let first = with_generator(generator, || rand([5], 0))?;
+        generator.graphsafe_set_state(old)?;
+        let draw = || with_generator(generator, || rand([5], 0));
+        Ok([first, draw()?, draw()?])
+    };
+    let (mut eager, mut captured) = (make()?, make()?);
+    let mut graph = CudaGraph::new();
+    let drawn = graph.capture(|| draws(&mut captured))?;
+    for _ in 0..3 {
+        let want = draws(&mut eager)?;
+        graph.replay()?;
+        assert_eq!(values(&drawn)?, values(&want)?);
+        for (eager, captured) in eager.iter().zip(&captured) {
+            assert_eq!(eager.get_state()?.to_vec::<u8>()?, captured.get_state()?.to_vec::<u8>()?);
+        }
+    }
+    let [mut generator, old, new] = eager;
+    let offset = |generator: &Generator| -> Result<u8> { Ok(generator.get_state()?.to_vec()?[8]) };
+    assert_eq!((offset(&generator)?, offset(&old)?, offset(&new)?), (24, 24, 12));
+    let mut cpu = Generator::new();
+    for error in [
+        cpu.graphsafe_get_state().map(drop),
+        cpu.graphsafe_set_state(&old),
+        generator.graphsafe_set_state(&cpu),
+    ] {
+        let error = error.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+    }
     Ok(())
 }
 
