@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use smallvec::SmallVec;
-use warpline_runtime::Version;
+use warpline_runtime::{SyncPolicy, Version};
 use warpline_stream::Stream;
 
 use super::hooks::{LeafHooks, move_retain_grad_hook};
@@ -94,7 +94,8 @@ impl LeafCast {
     pub(crate) fn is_of(&self, leaf: &Tensor) -> bool {
         self.version.is_of(leaf.storage())
             && self.copied.is_of(self.value.storage())
-            && self.stream == leaf.current_stream()
+            && (self.stream == leaf.current_stream()
+                || leaf.storage().runtime().sync_policy() == SyncPolicy::Auto)
     }
 }
 
@@ -255,8 +256,8 @@ impl Tensor {
     }
 
     /// Returns the elements of a leaf in a dtype, without a gradient. Keeps the copy of the last call, and converts
-    /// again only if the leaf or the copy was changed since then, or if the dtype or the current stream is a different
-    /// one.
+    /// again only if the leaf or the copy was changed since then, if the dtype is a different one, or under
+    /// `SyncPolicy::Manual` if the current stream is a different one.
     #[track_caller]
     pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
         let (version, stream) = (self.storage().version(), self.current_stream());

@@ -17,7 +17,9 @@ use warpline::{
     DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, einsum, full, ones, runtime,
     simulated, with_runtime,
 };
+use warpline_cuda_sys_safe::sim::CallKind;
 
+use crate::boxes::SimBox;
 use crate::common::schedules;
 
 fn on_gpu(program: impl FnOnce() -> Result<()>) {
@@ -313,6 +315,26 @@ fn a_parameter_that_a_replay_changes_is_converted_again() {
             assert_eq!(product.to_vec::<f32>()?, [2.0 * f32::from(step as u8); 2]);
             graph.replay()?;
         }
+        Ok(())
+    });
+}
+
+/// The other stream waits for the conversion, and launches none of its own.
+#[test]
+fn streams_share_a_conversion() {
+    let machine = SimBox::lazy(1);
+    machine.enter(|| {
+        let (weight, x) = (weight([2, 2], "cuda")?, ones([1, 2], "cuda")?);
+        let launches_of_a_product = || {
+            let before = machine.count(CallKind::Launch);
+            let product = || autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32));
+            assert_eq!(no_grad(product)?.to_vec::<f32>()?, [2.0; 2]);
+            Ok::<_, Error>(machine.count(CallKind::Launch) - before)
+        };
+        let first = launches_of_a_product()?;
+        let second = launches_of_a_product()?;
+        assert!(second < first);
+        assert_eq!(cuda::with_stream(&Stream::new(0)?, launches_of_a_product)?, second);
         Ok(())
     });
 }
