@@ -57,8 +57,8 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
     all.push(Arc::downgrade(leaf.inner()));
 }
 
-/// Frees the converted copies of all parameters of the current runtime, and drops the conversions that this thread's
-/// region has recorded (`torch.clear_autocast_cache`). Later regions convert parameters again.
+/// Frees the converted copies of all parameters of the current runtime, and drops the conversions of these parameters
+/// that this thread's region has recorded (`torch.clear_autocast_cache`). Later regions convert parameters again.
 ///
 /// ```
 /// use warpline::{amp, ones};
@@ -69,18 +69,20 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 pub fn clear_autocast_cache() {
-    drop_casts();
-    let (runtime, mut others) = (crate::runtime(), Vec::new());
-    let all = std::mem::take(&mut *CONVERTED.lock().unwrap_or_else(PoisonError::into_inner));
-    for leaf in all {
-        let Some(tensor) = leaf.upgrade().map(Tensor::from_inner) else { continue };
-        if tensor.storage().runtime().same_as(&runtime) {
-            tensor.drop_cached_cast();
-        } else {
-            others.push(leaf);
-        }
-    }
-    CONVERTED.lock().unwrap_or_else(PoisonError::into_inner).append(&mut others);
+    let (runtime, mut leaves) = (crate::runtime(), Vec::new());
+    let is_own = |leaf: &Tensor| leaf.storage().runtime().same_as(&runtime);
+    let casts = CASTS.try_with(|casts| -> Vec<_> {
+        casts.borrow_mut().extract_if(|_, cast| is_own(&cast.leaf)).collect()
+    });
+    drop(casts);
+    // Threads of other runtimes must find their leaves at any time, so the list stays locked. Each leaf lives until the
+    // list is unlocked, because its `Drop` may run any code.
+    CONVERTED.lock().unwrap_or_else(PoisonError::into_inner).retain(|leaf| {
+        let Some(leaf) = leaf.upgrade().map(Tensor::from_inner) else { return false };
+        leaves.push(leaf);
+        !leaves.last().is_some_and(is_own)
+    });
+    leaves.iter().filter(|leaf| is_own(leaf)).for_each(Tensor::drop_cached_cast);
 }
 
 /// Returns whether this thread is in a region, so that ops have to call [`cast_operands`].

@@ -2,6 +2,7 @@
 //! custom functions. `registry/autocast.rs` tests the dtypes of each op.
 
 use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use warpline::amp::{
     AutocastGuard, AutocastOptions, autocast, clear_autocast_cache, get_autocast_dtype,
@@ -91,6 +92,60 @@ fn copies_are_found_although_other_threads_clear_the_cache() {
         assert_eq!(memory_allocated(0)?, bytes);
         Ok(())
     });
+}
+
+/// Each runtime finds the copies of its own parameters, also while another runtime clears its cache.
+#[test]
+fn a_cleared_cache_is_that_of_one_runtime() {
+    let [one, other] = [1, 1].map(|devices| simulated(devices).expect("a runtime"));
+    let converts = |weight: &Tensor| {
+        autocast("cuda", (), || ones([1, 256], "cuda")?.matmul(weight).map(drop))?;
+        memory_allocated(0)
+    };
+    let make = || weight([256, 256], "cuda");
+    let kept = with_runtime(&other, make).expect("a weight");
+    let bytes = with_runtime(&other, || converts(&kept)).expect("bytes");
+    let is_done = AtomicBool::new(false);
+    let mut failures = 0;
+    std::thread::scope(|scope| {
+        let clears = || {
+            while !is_done.load(Ordering::Relaxed) {
+                clear_autocast_cache()
+            }
+        };
+        scope.spawn(move || with_runtime(&simulated(1).expect("a runtime"), clears));
+        let result = with_runtime(&one, || {
+            let weight = make()?;
+            for _ in 0..300 {
+                let bytes = converts(&weight)?;
+                clear_autocast_cache();
+                failures += u32::from(bytes - memory_allocated(0)? != 256 * 256 * 2);
+            }
+            Ok::<_, Error>(())
+        });
+        is_done.store(true, Ordering::Relaxed);
+        result
+    })
+    .unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(failures, 0);
+    let freed = with_runtime(&other, || {
+        assert_eq!(memory_allocated(0)?, bytes, "the copy of the other runtime is kept");
+        clear_autocast_cache();
+        Ok::<_, Error>(bytes - memory_allocated(0)?)
+    });
+    assert_eq!(freed.expect("bytes"), 256 * 256 * 2);
+    // Products of one region share a conversion, so their gradients are added in `float16`, where 2048 + 1 is 2048.
+    let gradient = with_runtime(&one, || {
+        let weight = weight([1, 1], "cuda")?;
+        let sum = autocast("cuda", DType::F16, || {
+            let first = full([1, 1], 2048.0, "cuda")?.matmul(&weight)?;
+            with_runtime(&other, clear_autocast_cache);
+            first.add(&ones([1, 1], "cuda")?.matmul(&weight)?)?.sum(())
+        })?;
+        sum.backward()?;
+        weight.grad().expect("a gradient").item::<f32>()
+    });
+    assert_eq!(gradient.expect("a number"), 2048.0);
 }
 
 #[test]
