@@ -6,13 +6,17 @@ use warpline::cuda::{self, Callable, CudaGraph};
 use warpline::functional::mse_loss;
 use warpline::{DType, Result, Tensor, arange, manual_seed, zeros};
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
-use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
+use warpline_nn::optim::{
+    Adam, AdamOptions, AdamW, AdamWOptions, Optimizer, RMSprop, SGD, SGDOptions,
+};
 use warpline_nn::{Dropout, Linear, LinearOptions, Module, Sequential};
 
 use crate::common::World;
 
 rows! {
     worlds(1) s38_whole_networks_are_captured gpu_s38_whole_networks_are_captured => whole_network;
+    worlds(1) s38_whole_networks_are_captured_with_each_optimizer
+        gpu_s38_whole_networks_are_captured_with_each_optimizer => each_optimizer;
     schedules(1) s38_a_captured_network_is_ordered_with_its_inputs
         gpu_s38_a_captured_network_is_ordered_with_its_inputs => whole_network_in_order;
     worlds(1) s38_whole_networks_are_captured_with_mixed_precision
@@ -57,30 +61,41 @@ fn sgd(parameters: Vec<Tensor>) -> Result<SGD> {
 }
 
 fn whole_network(_: &World) -> Result<()> {
-    compare_whole_network(100, false)
+    compare_whole_network(100, false, sgd)
+}
+
+fn each_optimizer(_: &World) -> Result<()> {
+    let (adam, adamw) = (AdamOptions::new().capturable(true), AdamWOptions::new().capturable(true));
+    compare_whole_network(100, false, |parameters| Adam::new(parameters, adam))?;
+    compare_whole_network(100, false, |parameters| AdamW::new(parameters, adamw))?;
+    compare_whole_network(100, false, |parameters| RMSprop::new(parameters, ()))
 }
 
 /// The whole step, with the regions of autocast and the updates of the scale, is one graph.
 fn whole_network_mixed(_: &World) -> Result<()> {
-    compare_whole_network(100, true)
+    compare_whole_network(100, true, sgd)
 }
 
 fn whole_network_in_order(_: &World) -> Result<()> {
-    compare_whole_network(3, false)
+    compare_whole_network(3, false, sgd)
 }
 
 /// The note's `whole-network-capture`: forward pass, loss, backward pass and step are one graph.
-fn compare_whole_network(steps: usize, is_mixed: bool) -> Result<()> {
+fn compare_whole_network<O: Optimizer>(
+    steps: usize,
+    is_mixed: bool,
+    optimizer: impl Fn(Vec<Tensor>) -> Result<O>,
+) -> Result<()> {
     let train = |is_captured: bool| -> Result<Vec<Vec<u32>>> {
         let model = model()?;
         let parameters = model.parameters();
-        let mut optimizer = sgd(parameters.clone())?;
+        let mut optimizer = optimizer(parameters.clone())?;
         let (input, target) = (values(INPUTS, 0)?, values(OUTPUTS, 1)?);
         manual_seed(2);
         // The scale grows every 20 steps.
         let options = GradScalerOptions::new().growth_interval(20).enabled(is_mixed);
         let mut scaler = GradScaler::new(options)?;
-        let mut step = |optimizer: &mut SGD| {
+        let mut step = |optimizer: &mut O| {
             optimizer.zero_grad()?;
             let options = AutocastOptions::new().dtype(DType::F16).cache_enabled(false);
             let loss = autocast("cuda", options.enabled(is_mixed), || {
