@@ -7,6 +7,7 @@
 //! target.
 
 pub mod attention;
+pub mod autocast;
 pub mod cat;
 pub mod collective;
 pub mod conv;

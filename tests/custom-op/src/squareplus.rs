@@ -11,7 +11,7 @@ elementwise_ops! {
     unsafe;
 
     /// `(x + sqrt(x² + b)) / 2`: a `relu` without a corner.
-    SQUAREPLUS = "squareplus"(x, b in 0.5..4.0), FLOATS => Same, "(x + sqrt_of(x * x + b)) / (C)2", {
+    SQUAREPLUS = "squareplus"(x, b in 0.5..4.0), FLOATS => Same, Keep, "(x + sqrt_of(x * x + b)) / (C)2", {
         float => (x + (x * x + b).sqrt()) / 2.0
     }, gradients(g) {
         x: g * (x * (x.square() + b).rsqrt() + 1.0) * 0.5,

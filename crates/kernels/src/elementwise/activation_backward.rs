@@ -13,21 +13,21 @@ ops! {
     unsafe ptx crate::programs::committed;
 
     /// Gradient of [`RELU`](super::RELU), whose result is `y`. Floats only.
-    RELU_BACKWARD = "relu_backward"(grad, y), FLOATS => Same, "y <= (C)0 ? (C)0 : grad", {
+    RELU_BACKWARD = "relu_backward"(grad, y), FLOATS => Same, Keep, "y <= (C)0 ? (C)0 : grad", {
         float => if y <= 0.0 { 0.0 } else { grad }
     }, gradients(g) { grad: g.relu_backward(y), y: 0.0 }
     /// Gradient of [`SIGMOID`](super::SIGMOID), whose result is `y` (`aten::sigmoid_backward`).
     /// Floats only.
-    SIGMOID_BACKWARD = "sigmoid_backward"(grad, y), FLOATS => Same, "grad * ((C)1 - y) * y", {
+    SIGMOID_BACKWARD = "sigmoid_backward"(grad, y), FLOATS => Same, Keep, "grad * ((C)1 - y) * y", {
         float => grad * (1.0 - y) * y
     }, gradients(g) { grad: g.sigmoid_backward(y), y: g * grad * (y * -2.0 + 1.0) }
     /// Gradient of `tanh`, whose result is `y` (`aten::tanh_backward`). Floats only.
-    TANH_BACKWARD = "tanh_backward"(grad, y), FLOATS => Same, "grad * ((C)1 - y * y)", {
+    TANH_BACKWARD = "tanh_backward"(grad, y), FLOATS => Same, Keep, "grad * ((C)1 - y * y)", {
         float => grad * (1.0 - y * y)
     }, gradients(g) { grad: g.tanh_backward(y), y: g * grad * (y * -2.0) }
     /// Gradient of [`SILU`](super::SILU), whose operand is `x` (`aten::silu_backward`). Floats
     /// only.
-    SILU_BACKWARD = "silu_backward"(grad, x), FLOATS => Same, "grad * silu_slope(x)", {
+    SILU_BACKWARD = "silu_backward"(grad, x), FLOATS => Same, Keep, "grad * silu_slope(x)", {
         float => grad * x.silu_slope()
     }, gradients(g) {
         grad: g.silu_backward(x),
@@ -39,7 +39,7 @@ ops! {
     }
     /// Gradient of [`GELU`](super::GELU), whose operand is `x` (`aten::gelu_backward`). Floats
     /// only.
-    GELU_BACKWARD = "gelu_backward"(grad, x), FLOATS => Same, "grad * gelu_slope(x)", {
+    GELU_BACKWARD = "gelu_backward"(grad, x), FLOATS => Same, Keep, "grad * gelu_slope(x)", {
         float => grad * x.gelu_slope()
     }, gradients(g) {
         grad: g.gelu_backward(x),
@@ -51,7 +51,7 @@ ops! {
     }
     /// Gradient of [`GELU_TANH`](super::GELU_TANH), whose operand is `x` (`aten::gelu_backward`
     /// with `approximate`). Floats only.
-    GELU_TANH_BACKWARD = "gelu_tanh_backward"(grad, x), FLOATS => Same, "grad * gelu_tanh_slope(x)", {
+    GELU_TANH_BACKWARD = "gelu_tanh_backward"(grad, x), FLOATS => Same, Keep, "grad * gelu_tanh_slope(x)", {
         float => grad * x.gelu_tanh_slope()
     }, gradients(g) { grad: g.gelu_tanh_backward(x), x: g * grad * gelu_tanh_curvature(x) }
 }

@@ -8,21 +8,21 @@ ops! {
     unsafe ptx crate::programs::committed;
 
     /// `torch.bitwise_and`. Logical for bool. Integers and bools only.
-    BITWISE_AND = "bitwise_and"(x, y), INTEGRAL => Same, "x & y", { bool => x & y, int => x & y }
+    BITWISE_AND = "bitwise_and"(x, y), INTEGRAL => Same, Keep, "x & y", { bool => x & y, int => x & y }
     /// `torch.bitwise_or`. Logical for bool. Integers and bools only.
-    BITWISE_OR = "bitwise_or"(x, y), INTEGRAL => Same, "x | y", { bool => x | y, int => x | y }
+    BITWISE_OR = "bitwise_or"(x, y), INTEGRAL => Same, Keep, "x | y", { bool => x | y, int => x | y }
     /// `torch.bitwise_xor`. Logical for bool. Integers and bools only.
-    BITWISE_XOR = "bitwise_xor"(x, y), INTEGRAL => Same, "x ^ y", { bool => x ^ y, int => x ^ y }
+    BITWISE_XOR = "bitwise_xor"(x, y), INTEGRAL => Same, Keep, "x ^ y", { bool => x ^ y, int => x ^ y }
     /// `torch.bitwise_not`. Logical for bool. Integers and bools only.
-    BITWISE_NOT = "bitwise_not"(x), INTEGRAL => Same, "inverted(x)", { bool => !x, int => !x }
+    BITWISE_NOT = "bitwise_not"(x), INTEGRAL => Same, Keep, "inverted(x)", { bool => !x, int => !x }
     /// `torch.bitwise_left_shift`. The result is 0 if the count is negative or at least the number
     /// of bits. Integers only.
-    LEFT_SHIFT = "bitwise_left_shift"(x, y), INTEGERS => Same, "shifted_left(x, y)", { int => x.shifted_left(y) }
+    LEFT_SHIFT = "bitwise_left_shift"(x, y), INTEGERS => Same, Keep, "shifted_left(x, y)", { int => x.shifted_left(y) }
     /// `torch.bitwise_right_shift`. The result is 0, or -1 for a negative `x`, if the count is
     /// negative or at least the number of bits. Integers only.
-    RIGHT_SHIFT = "bitwise_right_shift"(x, y), INTEGERS => Same, "shifted_right(x, y)", { int => x.shifted_right(y) }
+    RIGHT_SHIFT = "bitwise_right_shift"(x, y), INTEGERS => Same, Keep, "shifted_right(x, y)", { int => x.shifted_right(y) }
     /// `torch.gcd`. Integers only.
-    GCD = "gcd"(x, y), INTEGERS => Same, "common_divisor(x, y)", { int => x.common_divisor(y) }
+    GCD = "gcd"(x, y), INTEGERS => Same, Keep, "common_divisor(x, y)", { int => x.common_divisor(y) }
     /// `torch.lcm`. Integers only.
-    LCM = "lcm"(x, y), INTEGERS => Same, "common_multiple(x, y)", { int => x.common_multiple(y) }
+    LCM = "lcm"(x, y), INTEGERS => Same, Keep, "common_multiple(x, y)", { int => x.common_multiple(y) }
 }

@@ -7,15 +7,15 @@ ops! {
     unsafe ptx crate::programs::committed;
 
     /// `torch.eq`.
-    EQ = "eq"(x, y), ALL => Bool, "x == y", { all => x == y }
+    EQ = "eq"(x, y), ALL => Bool, Keep, "x == y", { all => x == y }
     /// `torch.ne`.
-    NE = "ne"(x, y), ALL => Bool, "x != y", { all => x != y }
+    NE = "ne"(x, y), ALL => Bool, Keep, "x != y", { all => x != y }
     /// `torch.lt`.
-    LT = "lt"(x, y), ALL => Bool, "x < y", { all => x < y }
+    LT = "lt"(x, y), ALL => Bool, Keep, "x < y", { all => x < y }
     /// `torch.le`.
-    LE = "le"(x, y), ALL => Bool, "x <= y", { all => x <= y }
+    LE = "le"(x, y), ALL => Bool, Keep, "x <= y", { all => x <= y }
     /// `torch.gt`.
-    GT = "gt"(x, y), ALL => Bool, "x > y", { all => x > y }
+    GT = "gt"(x, y), ALL => Bool, Keep, "x > y", { all => x > y }
     /// `torch.ge`.
-    GE = "ge"(x, y), ALL => Bool, "x >= y", { all => x >= y }
+    GE = "ge"(x, y), ALL => Bool, Keep, "x >= y", { all => x >= y }
 }

@@ -10,22 +10,22 @@ ops! {
     unsafe ptx crate::programs::committed;
 
     /// `torch.floor_divide`, and `torch.div` with `rounding_mode="floor"`. Not for bool.
-    FLOOR_DIVIDE = "floor_divide"(x, y in 0.5..2.0), NUMBERS => Same, "floor_over(x, y)", {
+    FLOOR_DIVIDE = "floor_divide"(x, y in 0.5..2.0), NUMBERS => Same, Keep, "floor_over(x, y)", {
         int => x.floor_over(y), float => x.floor_over(y)
     }, rules [DividesIntegers, WideSecond], gradients(g) { x: 0.0, y: 0.0 }
     /// `torch.div` with `rounding_mode="trunc"`. Not for bool.
-    DIV_TRUNC = "div_trunc"(x, y in 0.5..2.0), NUMBERS => Same, "over(x, y)", {
+    DIV_TRUNC = "div_trunc"(x, y in 0.5..2.0), NUMBERS => Same, Keep, "over(x, y)", {
         int => x.over(y), float => (x / y).trunc()
     }, rules [DividesIntegers, WideSecond], gradients(g) {
         x: 0.0,
         y: 0.0
     }
     /// `torch.remainder`, with the sign of the divisor. Not for bool.
-    REMAINDER = "remainder"(x, y in 0.5..2.0), NUMBERS => Same, "floor_rest(x, y)", {
+    REMAINDER = "remainder"(x, y in 0.5..2.0), NUMBERS => Same, Keep, "floor_rest(x, y)", {
         int => x.floor_rest(y), float => x.floor_rest(y)
     }, rounds Always, rules [DividesIntegers], gradients(g) { x: g, y: -(g * x.floor_divide(y)) }
     /// `torch.fmod`, with the sign of the dividend. Not for bool.
-    FMOD = "fmod"(x, y in 0.5..2.0), NUMBERS => Same, "rest(x, y)", {
+    FMOD = "fmod"(x, y in 0.5..2.0), NUMBERS => Same, Keep, "rest(x, y)", {
         int => x.rest(y), float => x % y
     }, rounds Always, rules [DividesIntegers], gradients(g) {
         x: g,

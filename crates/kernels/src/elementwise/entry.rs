@@ -13,6 +13,7 @@ pub use super::cuda::source as op_source;
 pub use super::formula::Builder;
 pub use super::host::{Function, each, host, in_slices};
 use super::run::Numbers;
+use crate::autocast::Policy;
 
 /// The declaration of an op.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub struct Entry {
     pub inputs: &'static [Input],
     pub dtypes: DTypes,
     pub output: ResultDType,
+    /// On GPUs. On the CPU, PyTorch lists no elementwise op.
+    pub autocast: Policy,
     /// CUDA's expression of the inputs. Conditions are `bool`, all others have the compute type `C`.
     pub cuda: &'static str,
     pub kernels: OpKernels,

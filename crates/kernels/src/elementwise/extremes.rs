@@ -10,7 +10,7 @@ ops! {
 
     /// `torch.clamp` with both bounds. NaN if any operand is NaN, and `high` if `low > high`. Not
     /// for bool.
-    CLAMP = "clamp"(x, low, high), NUMBERS => Same, "clamped(x, low, high)", {
+    CLAMP = "clamp"(x, low, high), NUMBERS => Same, Keep, "clamped(x, low, high)", {
         int => x.max(low).min(high), float => x.clamped(low, high)
     }, gradients(g) rounded(low, high) {
         x: x.ge(low).and(x.le(high)).select(g, 0.0),
@@ -18,14 +18,14 @@ ops! {
         high: x.gt(high).or(high.lt(low)).select(g, 0.0)
     }
     /// `torch.fmax`. If one operand is NaN, returns the other operand. Floats only.
-    FMAX = "fmax"(x, y), FLOATS => Same, "x > y || y != y ? x : y", {
+    FMAX = "fmax"(x, y), FLOATS => Same, Keep, "x > y || y != y ? x : y", {
         float => if x > y || y.is_nan() { x } else { y }
     }, gradients(g) {
         x: x.ge(y).select(g, y.eq(y).select(0.0, g)),
         y: x.ge(y).select(0.0, y.eq(y).select(g, 0.0))
     }
     /// `torch.fmin`. If one operand is NaN, returns the other operand. Floats only.
-    FMIN = "fmin"(x, y), FLOATS => Same, "x < y || y != y ? x : y", {
+    FMIN = "fmin"(x, y), FLOATS => Same, Keep, "x < y || y != y ? x : y", {
         float => if x < y || y.is_nan() { x } else { y }
     }, gradients(g) {
         x: x.le(y).select(g, y.eq(y).select(0.0, g)),
@@ -33,7 +33,7 @@ ops! {
     }
     /// `torch.nan_to_num`, with the replacements of NaN, infinity and negative infinity. Floats
     /// only.
-    NAN_TO_NUM = "nan_to_num"(x, nan, posinf, neginf), FLOATS => Same,
+    NAN_TO_NUM = "nan_to_num"(x, nan, posinf, neginf), FLOATS => Same, Keep,
         "x != x ? nan : x > largest<C>() ? posinf : x < -largest<C>() ? neginf : x", {
         float => if x.is_nan() { nan } else if x.is_finite() { x } else if x > 0.0 { posinf } else { neginf }
     }, gradients(g) { x: x.isfinite().select(g, 0.0) }

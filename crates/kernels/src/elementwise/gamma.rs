@@ -13,26 +13,26 @@ ops! {
     unsafe ptx crate::programs::committed;
 
     /// `torch.lgamma`. Integers and bools are computed in `float32`.
-    LGAMMA = "lgamma"(x), TO_FLOATS => Same, "lgamma_of(x)", {
+    LGAMMA = "lgamma"(x), TO_FLOATS => Same, Keep, "lgamma_of(x)", {
         f32 = scalars(|x: f32| libm::lgamma(x.into()) as f32), f64 = scalars(libm::lgamma)
     }, gradients(g) { x: g * x.digamma() }
     /// `torch.digamma`. Integers and bools are computed in `float32`.
-    DIGAMMA = "digamma"(x), TO_FLOATS => Same, "digamma_of(x)", {
+    DIGAMMA = "digamma"(x), TO_FLOATS => Same, Keep, "digamma_of(x)", {
         f32 = scalars(|x: f32| digamma(x.into()) as f32), f64 = scalars(digamma)
     }, gradients(g) { x: g * trigamma(x) }
     /// `torch.erfc`. Integers and bools are computed in `float32`.
-    ERFC = "erfc"(x), TO_FLOATS => Same, "erfc_of(x)", {
+    ERFC = "erfc"(x), TO_FLOATS => Same, Keep, "erfc_of(x)", {
         f32 = scalars(libm::erfcf), f64 = scalars(libm::erfc)
     }, gradients(g) {
         x: -(g * bell(x))
     }
     /// `torch.erfinv`. Integers and bools are computed in `float32`.
-    ERFINV = "erfinv"(x in -0.9..0.9), TO_FLOATS => Same, "erfinv_of(x)", {
+    ERFINV = "erfinv"(x in -0.9..0.9), TO_FLOATS => Same, F32, "erfinv_of(x)", {
         f32 = scalars(|x: f32| erfinv(x.into()) as f32), f64 = scalars(erfinv)
     }, gradients(g, out) { x: g * out.square().exp() * (PI.sqrt() / 2.0) }
     /// `torch.logit`. A negative `eps` stands for no `eps`. Integers and bools are computed in
     /// `float32`.
-    LOGIT = "logit"(x in 0.05..0.95, eps in -0.2..0.3), TO_FLOATS => Same, "logit_of(x, eps)", {
+    LOGIT = "logit"(x in 0.05..0.95, eps in -0.2..0.3), TO_FLOATS => Same, Keep, "logit_of(x, eps)", {
         float => x.logit(eps)
     }, gradients(g) {
         x: {
@@ -44,7 +44,7 @@ ops! {
     }
     /// `torch.xlogy`. 0 if `x` is 0, unless `y` is NaN. Integers and bools are computed in
     /// `float32`.
-    XLOGY = "xlogy"(x, y in 0.2..4.0), TO_FLOATS => Same, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
+    XLOGY = "xlogy"(x, y in 0.2..4.0), TO_FLOATS => Same, Keep, "y != y || x != (C)0 ? x * log_of(y) : (C)0", {
         float => x.times_log(y)
     }, rounds Always, gradients(g) {
         // The gradient of `x` is 0 if `x` is 0 and `y` is not positive, where the logarithm is not
@@ -53,21 +53,21 @@ ops! {
         y: g * (x / y)
     }
     /// `torch.logaddexp`. Floats only.
-    LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, "log_add_exp(x, y)", {
+    LOGADDEXP = "logaddexp"(x, y), FLOATS => Same, Keep, "log_add_exp(x, y)", {
         float => x.log_add_exp(y)
     }, gradients(g) {
         x: g / ((y - x).exp() + 1.0),
         y: g / ((x - y).exp() + 1.0)
     }
     /// `torch.logaddexp2`. Floats only.
-    LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, "log2_add_exp2(x, y)", {
+    LOGADDEXP2 = "logaddexp2"(x, y), FLOATS => Same, Keep, "log2_add_exp2(x, y)", {
         float => x.log2_add_exp2(y)
     }, gradients(g) {
         x: g / ((y - x).exp2() + 1.0),
         y: g / ((x - y).exp2() + 1.0)
     }
     /// `torch.sinc`. Integers and bools are computed in `float32`.
-    SINC = "sinc"(x), TO_FLOATS => Same, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
+    SINC = "sinc"(x), TO_FLOATS => Same, Keep, "sinc_of(x)", { float => x.sinc() }, gradients(g) {
         x: {
             let x = x * PI;
             // Compare the square with 0, and not the element, because the square of a small element

@@ -73,6 +73,7 @@ pub use run::{Arg, apply};
 pub use select::*;
 pub use trigonometric::*;
 
+use crate::autocast::Policy;
 use entry::{Entry, ResultDType};
 
 /// The entries of each file.
@@ -132,6 +133,13 @@ impl Op {
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.entry.name
+    }
+
+    /// Returns the treatment of the operands on a GPU in a region of autocast. On the CPU, the operands stay as they
+    /// are.
+    #[must_use]
+    pub const fn autocast(&self) -> Policy {
+        self.entry.autocast
     }
 
     /// Returns the formulas of the op's gradients. `None` if the op is not differentiable.

@@ -26,7 +26,7 @@
 ///     unsafe;
 ///
 ///     /// `2 x`.
-///     DOUBLED = "doubled"(x), FLOATS => Same, "x + x", { float => x + x }, gradients(g) { x: g * 2.0 }
+///     DOUBLED = "doubled"(x), FLOATS => Same, Keep, "x + x", { float => x + x }, gradients(g) { x: g * 2.0 }
 /// }
 ///
 /// assert_eq!(DOUBLED.name(), "doubled");
@@ -41,7 +41,19 @@
 ///     unsafe;
 ///
 ///     /// `x²`, whose gradient names an operand that the op does not have.
-///     SQUARED = "squared"(x), FLOATS => Same, "x * x", { float => x * x }, gradients(g) { x: g * y }
+///     SQUARED = "squared"(x), FLOATS => Same, Keep, "x * x", { float => x * x }, gradients(g) { x: g * y }
+/// }
+/// ```
+///
+/// An entry without a policy for autocast does not compile.
+///
+/// ```compile_fail
+/// warpline_kernels::elementwise_ops! {
+///     // SAFETY: CUDA's expression is arithmetic on the operand.
+///     unsafe;
+///
+///     /// `2 x`.
+///     DOUBLED = "doubled"(x), FLOATS => Same, "x + x", { float => x + x }, gradients(g) { x: g * 2.0 }
 /// }
 /// ```
 ///
@@ -53,7 +65,7 @@
 ///     unsafe;
 ///
 ///     /// `x` where `c` holds, else 0.
-///     KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } },
+///     KEPT = "kept"(c: bool, x), FLOATS => Same, Keep, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } },
 ///         gradients(g) { x: g * c }
 /// }
 /// ```
@@ -61,7 +73,7 @@
 macro_rules! elementwise_ops {
     (@ $unsafe:tt $committed:tt
         $($(#[$doc:meta])* $id:ident = $name:literal($($input:ident $(: $kind:ident)? $(in $domain:expr)?),+),
-        $dtypes:ident => $output:ident, $cuda:literal, { $($cpu:tt)* }
+        $dtypes:ident => $output:ident, $autocast:ident, $cuda:literal, { $($cpu:tt)* }
         $(, rounds $rounds:ident)?
         $(, rules [$($rule:ident),+])?
         $(, gradients($g:ident $(, $out:ident)?) $(rounded($($rounded:ident),+))? { $($operand:ident: $gradient:expr),+ $(,)? })?)*) => {
@@ -98,6 +110,7 @@ macro_rules! elementwise_ops {
                 inputs: INPUTS,
                 dtypes: DTYPES,
                 output: ResultDType::$output,
+                autocast: $crate::autocast::Policy::$autocast,
                 cuda: $cuda,
                 kernels,
                 slices,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
 
-use super::policy::{Policy, policy};
+use super::Policy;
 use crate::autograd::{AutocastMode, AutocastModes, LeafCast, ModeGuard, should_record};
 use crate::exec::Exec;
 use crate::tensor::TensorInner;
@@ -94,13 +94,13 @@ pub(crate) fn casts() -> bool {
 /// Converted tensors, and a guard that disables autocast while the op computes with these tensors.
 type Cast<T> = (SmallVec<[T; 4]>, ModeGuard);
 
-/// Converts an op's operands by its policy. Returns for each operand the converted tensor, or `None` if the operand
-/// stays as it is, and a guard that disables autocast. Returns `None` instead if the region keeps all operands of this
-/// op, or if no region is open for their kind of device.
+/// Converts an op's operands by its policy on GPUs or on the CPU. Returns for each operand the converted tensor, or
+/// `None` if the operand stays as it is, and a guard that disables autocast. Returns `None` instead if the region keeps
+/// all operands of this op, or if no region is open for their kind of device.
 #[cold]
 #[track_caller]
 pub(crate) fn cast_operands(
-    op: &'static str,
+    [gpu, cpu]: [Policy; 2],
     operands: &[Option<&Tensor>],
 ) -> Result<Option<Cast<Option<Tensor>>>> {
     let tensors = || operands.iter().copied().flatten();
@@ -109,13 +109,14 @@ pub(crate) fn cast_operands(
     let AutocastMode { enabled: true, dtype: low } = *modes.of(main.device()) else {
         return Ok(None);
     };
-    let dtype = match policy(op, main.is_cuda()) {
+    let policy = if main.is_cuda() { gpu } else { cpu };
+    let dtype = match policy {
         Policy::Keep => return Ok(None),
         Policy::KeepAll => return Ok(Some((SmallVec::from_elem(None, operands.len()), closed()))),
         Policy::Refuse => {
             let reason = "it is not safe in autocast; compute the logits' loss with \
                           `binary_cross_entropy_with_logits`, or call it in a region with `enabled(false)`";
-            return Err(Error::invalid(op, reason));
+            return Err(Error::invalid("binary_cross_entropy", reason));
         }
         Policy::Low => low,
         Policy::F32 => DType::F32,

@@ -9,18 +9,19 @@
 //! Only the `backward` of a [custom function](crate::autograd::Function) is in the region of its `forward`.
 
 mod cast;
-mod policy;
 
 use std::marker::PhantomData;
 
 /// Returns from an op with the result of `$call`, which calls the op again, if the thread's region converts the op's
-/// operands. In `$call`, the names of the operands stand for the converted operands. Optional operands follow a
-/// semicolon.
+/// operands. `$gpu` and `$cpu` are the op's policies. In `$call`, the names of the operands stand for the converted
+/// operands. Optional operands follow a semicolon.
 macro_rules! autocast_operands {
-    ($op:expr, [$($name:ident),+ $(; $($optional:ident),+)?] => $call:expr) => {
+    ($gpu:ident, $cpu:ident, [$($name:ident),+ $(; $($optional:ident),+)?] => $call:expr) => {
         if $crate::amp::casts()
-            && let Some((operands, _closed)) =
-                $crate::amp::cast_operands($op, &[$(Some($name)),+ $($(, $optional)+)?])?
+            && let Some((operands, _closed)) = $crate::amp::cast_operands(
+                [$crate::amp::Policy::$gpu, $crate::amp::Policy::$cpu],
+                &[$(Some($name)),+ $($(, $optional)+)?],
+            )?
         {
             let mut operands = operands.iter().map(Option::as_ref);
             $(let $name = operands.next().flatten().unwrap_or($name);)+
@@ -35,7 +36,7 @@ pub use cast::clear_autocast_cache;
 pub(crate) use cast::{
     cast_inputs, cast_operands, casts, drop_casts, keep_operands, remember_converted,
 };
-pub(crate) use policy::has_policy;
+pub(crate) use warpline_kernels::autocast::Policy;
 
 use crate::autograd::{AutocastMode, AutocastModes, ModeGuard};
 use crate::called::Called;

@@ -43,8 +43,7 @@ options! {
 pub fn normalize(input: &Tensor, options: impl IntoOptions<NormalizeOptions>) -> Result<Tensor> {
     let _call = CallScope::enter("normalize");
     let NormalizeOptions { p, dim, eps } = options.into_options();
-    let op = "normalize";
-    autocast_operands!(op, [input] => normalize(input, NormalizeOptions { p, dim, eps }));
+    autocast_operands!(F32, Keep, [input] => normalize(input, NormalizeOptions { p, dim, eps }));
     let x = input.widened()?;
     let norm = x.vector_norm_keepdim(VectorNormOptions::new().ord(p).dim(dim))?.clamp_min(eps)?;
     x.div(&norm)?.to(input.dtype())
@@ -71,8 +70,7 @@ pub fn cosine_similarity(
 ) -> Result<Tensor> {
     let _call = CallScope::enter("cosine_similarity");
     let CosineSimilarityOptions { dim, eps } = options.into_options();
-    let op = "cosine_similarity";
-    autocast_operands!(op, [x1, x2] => cosine_similarity(x1, x2, CosineSimilarityOptions { dim, eps }));
+    autocast_operands!(F32, Keep, [x1, x2] => cosine_similarity(x1, x2, CosineSimilarityOptions { dim, eps }));
     let dtype: DType = crate::result_type(x1, x2);
     let sizes = warpline_runtime::broadcast(x1.size(), x2.size())?;
     // `dim` is a dimension of the broadcast shape, so both tensors are broadcast first.

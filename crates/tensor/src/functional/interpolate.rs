@@ -161,7 +161,7 @@ fn resize(input: &Tensor, options: &InterpolateOptions) -> Result<Tensor> {
         return Err(Error::shape(OP, reason));
     }
     if mode != InterpolateMode::Area {
-        autocast_operands!(OP, [input] => resize(input, options));
+        autocast_operands!(F32, Keep, [input] => resize(input, options));
     }
     if mode == InterpolateMode::Area {
         return match sizes[..] {

@@ -34,7 +34,7 @@ pub fn linear<'a>(
     let op = "linear";
     let _call = CallScope::enter(op);
     let bias = bias.into_optional();
-    autocast_operands!(op, [input, weight; bias] => linear(input, weight, bias));
+    autocast_operands!(Low, Low, [input, weight; bias] => linear(input, weight, bias));
     if let Some(out) = linear_as_one_node(input, weight, bias)? {
         return Ok(out);
     }

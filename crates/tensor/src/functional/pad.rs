@@ -55,7 +55,7 @@ pub fn pad(input: &Tensor, pad: impl IntoSizes, mode: impl IntoOptions<PadMode>)
     let _call = CallScope::enter("pad");
     let (op, pad, mode) = ("pad", pad.into_sizes(), mode.into_options());
     if matches!(mode, PadMode::Reflect | PadMode::Replicate) {
-        autocast_operands!("reflection_pad", [input] => self::pad(input, &pad[..], mode));
+        autocast_operands!(Keep, F32, [input] => self::pad(input, &pad[..], mode));
     }
     if !pad.len().is_multiple_of(2) || pad.len() / 2 > input.dim() {
         let reason = format!(

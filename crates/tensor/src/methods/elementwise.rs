@@ -7,7 +7,7 @@ use warpline_kernels::elementwise::{self as table, Arg, Backward, Op, OperandRul
 use warpline_runtime::{Layout, Sizes, Target, View, broadcast};
 
 use super::promote::combine;
-use crate::amp::{cast_operands, casts, has_policy};
+use crate::amp::{Policy, cast_operands, casts};
 use crate::autograd::{elementwise, elementwise_as, finish_in_place, no_grad, prepare_in_place};
 use crate::called::Called;
 use crate::exec::check_together;
@@ -227,8 +227,9 @@ fn layout_of<'a>(tensor: &'a Tensor, layouts: &'a Layouts, k: usize) -> &'a Layo
 macro_rules! autocast_elementwise {
     ($op:ident, [$operands:ident, $common:ident] => $call:expr) => {
         if casts()
-            && let Some(name) = region_name($op, $operands)
-            && let Some((cast, _closed)) = cast_operands(name, &tensors_of($operands))?
+            && let Some(policy) = region_policy($op, $operands)
+            && let Some((cast, _closed)) =
+                cast_operands([policy, Policy::Keep], &tensors_of($operands))?
         {
             let is_cast = cast.iter().any(Option::is_some);
             let with = $operands.iter().zip(&cast).map(|(operand, cast)| match cast {
@@ -242,17 +243,16 @@ macro_rules! autocast_elementwise {
     };
 }
 
-/// Returns the name of an op in PyTorch's lists for autocast. A number divided by a tensor has the name of the
-/// reciprocal. `None` if the op is in no list; ops of other crates never are.
-fn region_name(op: &'static Op, operands: &[TensorOrScalar<'_>]) -> Option<&'static str> {
-    let name = match operands {
-        [TensorOrScalar::Scalar(_), _] if op.name() == table::DIV.name() => {
-            table::RECIPROCAL.name()
+/// Returns an op's policy on GPUs. A number divided by a tensor has the policy of the reciprocal. `None` if the op keeps
+/// its operands.
+fn region_policy(op: &Op, operands: &[TensorOrScalar<'_>]) -> Option<Policy> {
+    let policy = match operands {
+        [TensorOrScalar::Scalar(_), _] if std::ptr::eq(op, &table::DIV) => {
+            table::RECIPROCAL.autocast()
         }
-        _ => op.name(),
+        _ => op.autocast(),
     };
-    // Look for a policy first: most ops have none, and the search in the table takes longer.
-    (has_policy(name) && table::table().any(|own| std::ptr::eq(own, op))).then_some(name)
+    (policy != Policy::Keep).then_some(policy)
 }
 
 fn tensors_of<'a>(operands: &[TensorOrScalar<'a>]) -> SmallVec<[Option<&'a Tensor>; 4]> {

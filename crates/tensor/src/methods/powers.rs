@@ -52,7 +52,7 @@ impl Tensor {
         let _call = CallScope::enter("pow");
         let (this, exponent) = (self, exponent.into_operand());
         if let TensorOrScalar::Scalar(number) = exponent {
-            autocast_operands!("pow", [this] => this.pow(number));
+            autocast_operands!(F32, Keep, [this] => this.pow(number));
             let common = result_type_scalar(self, number);
             // Use the kernels of squares and square roots, as PyTorch does. The square root of -inf is NaN,
             // whereas -inf to the power of 0.5 is inf.

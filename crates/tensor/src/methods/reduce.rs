@@ -96,7 +96,17 @@ impl IntoDim for Option<isize> {
 
 #[track_caller]
 fn apply(op: ReduceOp, a: &Tensor, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-    autocast_operands!(op.name(), [a] => apply(op, a, dims, keepdim));
+    match op {
+        ReduceOp::Sum => autocast_operands!(F32, Keep, [a] => apply(op, a, dims, keepdim)),
+        ReduceOp::Prod => autocast_operands!(F32, F32, [a] => apply(op, a, dims, keepdim)),
+        ReduceOp::Mean
+        | ReduceOp::Max
+        | ReduceOp::Min
+        | ReduceOp::ArgMax
+        | ReduceOp::ArgMin
+        | ReduceOp::Any
+        | ReduceOp::All => {}
+    }
     let result = op.result_dtype(a.dtype())?;
     let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), a.dim());
     for &dim in dims {

@@ -35,7 +35,7 @@ impl Tensor {
     fn softmax_or_log(&self, dim: isize, log: bool) -> Result<Self> {
         let name = if log { "log_softmax" } else { "softmax" };
         let this = self;
-        autocast_operands!(name, [this] => this.softmax_or_log(dim, log));
+        autocast_operands!(F32, Keep, [this] => this.softmax_or_log(dim, log));
         let d = self.layout().dim(dim).of(name)?;
         if self.dim() == 0 {
             return self.unsqueeze(0)?.softmax_or_log(0, log)?.squeeze(0);

@@ -1,7 +1,8 @@
 //! Tests of ops that this crate adds to the library's, with entries as in `docs/add-an-op.md`.
 
+use warpline::amp::autocast;
 use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
-use warpline::{DType, Result, Tensor, apply_elementwise, tensor};
+use warpline::{DType, Result, Tensor, apply_elementwise, simulated, tensor, with_runtime};
 use warpline_kernels::elementwise_ops;
 
 use crate::common::bad_calls::everywhere;
@@ -11,14 +12,14 @@ elementwise_ops! {
     unsafe;
 
     /// `(x + sqrt(x² + b)) / 2`: a `relu` without a corner.
-    SQUAREPLUS = "squareplus"(x, b in 0.5..4.0), FLOATS => Same, "(x + sqrt_of(x * x + b)) / (C)2", {
+    SQUAREPLUS = "squareplus"(x, b in 0.5..4.0), FLOATS => Same, Keep, "(x + sqrt_of(x * x + b)) / (C)2", {
         float => (x + (x * x + b).sqrt()) / 2.0
     }, gradients(g) {
         x: g * (x * (x.square() + b).rsqrt() + 1.0) * 0.5,
         b: g * (x.square() + b).rsqrt() * 0.25
     }
     /// `x` where `c` holds, else 0.
-    KEPT = "kept"(c: bool, x), FLOATS => Same, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } }, gradients(g) { x: c.select(g, 0.0) }
+    KEPT = "kept"(c: bool, x), FLOATS => Same, F32, "c ? x : (C)0", { float => if c != 0.0 { x } else { 0.0 } }, gradients(g) { x: c.select(g, 0.0) }
 }
 
 #[test]
@@ -32,6 +33,20 @@ fn an_entry_is_an_op_of_tensors_and_numbers() -> Result<()> {
         let y = apply_elementwise(&SQUAREPLUS, &[(&x.to(DType::BF16)?).into(), 4.0.into()])?;
         assert_eq!((y.dtype(), y.i(1)?.item::<f32>()?), (DType::BF16, 1.0));
         assert!(apply_elementwise(&SQUAREPLUS, &[(&x.to(DType::I64)?).into(), 4.into()]).is_err());
+        Ok(())
+    })
+}
+
+#[test]
+fn an_op_has_the_policy_of_its_entry_in_autocast() -> Result<()> {
+    with_runtime(&simulated(1)?, || {
+        let (c, x) = (tensor([true], "cuda")?, tensor([1.5f32], "cuda")?.to(DType::F16)?);
+        let dtype = |op, operands: [&Tensor; 2]| {
+            autocast("cuda", (), || apply_elementwise(op, &operands.map(Into::into)))
+                .map(|y| y.dtype())
+        };
+        assert_eq!(dtype(&KEPT, [&c, &x])?, DType::F32);
+        assert_eq!(dtype(&SQUAREPLUS, [&x, &x])?, DType::F16);
         Ok(())
     })
 }

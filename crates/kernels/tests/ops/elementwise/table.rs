@@ -241,7 +241,7 @@ mod many_gradients {
         unsafe;
 
         /// `w x + y z`.
-        SUM_OF_PRODUCTS = "sum_of_products"(w, x, y, z), FLOATS => Same, "w * x + y * z", {
+        SUM_OF_PRODUCTS = "sum_of_products"(w, x, y, z), FLOATS => Same, Keep, "w * x + y * z", {
             float => w * x + y * z
         }, gradients(g) { w: g * x, x: g * w, y: g * z, z: g * y }
     }

@@ -97,7 +97,7 @@ fn attention(
 ) -> Result<Tensor> {
     let op = "scaled_dot_product_attention";
     let attn_mask = options.attn_mask;
-    autocast_operands!(op, [query, key, value; attn_mask] =>
+    autocast_operands!(Low, Low, [query, key, value; attn_mask] =>
         attention(query, key, value, &AttentionOptions { attn_mask, ..*options }));
     check(op, query, key, value, options)?;
     let width = query.size()[query.dim() - 1] as f64;

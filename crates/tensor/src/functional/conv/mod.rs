@@ -121,7 +121,7 @@ macro_rules! convolutions {
         ) -> Result<Tensor> {
             let _call = CallScope::enter(stringify!($name));
             let (bias, options) = (bias.into_optional(), options.into_options());
-            autocast_operands!(stringify!($name), [input, weight; bias] => $name(input, weight, bias, options));
+            autocast_operands!(Low, Low, [input, weight; bias] => $name(input, weight, bias, options));
             $run(stringify!($name), input, weight, bias, options)
         }
     )*};

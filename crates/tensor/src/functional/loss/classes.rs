@@ -39,7 +39,7 @@ fn of_classes(
 ) -> Result<Tensor> {
     let op = "cross_entropy";
     let weight = options.weight;
-    autocast_operands!(op, [input, target; weight] =>
+    autocast_operands!(F32, F32, [input, target; weight] =>
         of_classes(input, target, &CrossEntropyLossOptions { weight, ..*options }));
     let smoothing = options.label_smoothing;
     if !(0.0..=1.0).contains(&smoothing) {
@@ -99,7 +99,7 @@ fn of_log_probabilities(
 ) -> Result<Tensor> {
     let op = "nll_loss";
     let weight = options.weight;
-    autocast_operands!(op, [input, target; weight] =>
+    autocast_operands!(F32, F32, [input, target; weight] =>
         of_log_probabilities(input, target, &NLLLossOptions { weight, ..*options }));
     let dim = class_dim(op, input)?;
     check_weight(op, input.size()[dim as usize], options.weight)?;

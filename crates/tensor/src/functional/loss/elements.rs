@@ -101,7 +101,7 @@ pub fn mse_loss(
 ) -> Result<Tensor> {
     let _call = CallScope::enter("mse_loss");
     let (op, reduction) = ("mse_loss", reduction.into_options());
-    autocast_operands!(op, [input, target] => mse_loss(input, target, reduction));
+    autocast_operands!(F32, F32, [input, target] => mse_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target)?.square()?;
     reduction.of(op, &losses)
@@ -120,7 +120,7 @@ pub fn l1_loss(
 ) -> Result<Tensor> {
     let _call = CallScope::enter("l1_loss");
     let (op, reduction) = ("l1_loss", reduction.into_options());
-    autocast_operands!(op, [input, target] => l1_loss(input, target, reduction));
+    autocast_operands!(F32, F32, [input, target] => l1_loss(input, target, reduction));
     warn_of_broadcast(op, input, target);
     let losses = input.sub(target)?.abs()?;
     reduction.of(op, &losses)
@@ -140,7 +140,7 @@ pub fn smooth_l1_loss(
     let _call = CallScope::enter("smooth_l1_loss");
     let SmoothL1LossOptions { reduction, beta } = options.into_options();
     let op = "smooth_l1_loss";
-    autocast_operands!(op, [input, target] => smooth_l1_loss(input, target, SmoothL1LossOptions { reduction, beta }));
+    autocast_operands!(F32, F32, [input, target] => smooth_l1_loss(input, target, SmoothL1LossOptions { reduction, beta }));
     if beta.is_nan() || beta < 0.0 {
         return Err(Error::invalid(op, format!("beta must not be negative, but is {beta}")));
     }
@@ -169,7 +169,7 @@ pub fn huber_loss(
     let _call = CallScope::enter("huber_loss");
     let HuberLossOptions { reduction, delta } = options.into_options();
     let op = "huber_loss";
-    autocast_operands!(op, [input, target] => huber_loss(input, target, HuberLossOptions { reduction, delta }));
+    autocast_operands!(F32, F32, [input, target] => huber_loss(input, target, HuberLossOptions { reduction, delta }));
     if delta.is_nan() || delta <= 0.0 {
         return Err(Error::invalid(op, format!("delta must be above zero, but is {delta}")));
     }
@@ -200,7 +200,7 @@ pub fn binary_cross_entropy<'a>(
     let _call = CallScope::enter("binary_cross_entropy");
     let BCELossOptions { weight, reduction } = options.into_options();
     let op = "binary_cross_entropy";
-    autocast_operands!(op, [input, target; weight] =>
+    autocast_operands!(Refuse, F32, [input, target; weight] =>
         binary_cross_entropy(input, target, BCELossOptions { weight, reduction }));
     check_sizes(op, input, target)?;
     check_fractions(op, "input", input)?;
@@ -269,7 +269,7 @@ pub fn binary_cross_entropy_with_logits<'a>(
     let _call = CallScope::enter("binary_cross_entropy_with_logits");
     let BCEWithLogitsLossOptions { weight, reduction, pos_weight } = options.into_options();
     let op = "binary_cross_entropy_with_logits";
-    autocast_operands!(op, [input, target; weight, pos_weight] => binary_cross_entropy_with_logits(
+    autocast_operands!(F32, F32, [input, target; weight, pos_weight] => binary_cross_entropy_with_logits(
         input, target, BCEWithLogitsLossOptions { weight, reduction, pos_weight }
     ));
     check_sizes(op, input, target)?;
@@ -322,7 +322,7 @@ pub fn kl_div(
     let _call = CallScope::enter("kl_div");
     let KLDivLossOptions { reduction, log_target } = options.into_options();
     let op = "kl_div";
-    autocast_operands!(op, [input, target] => kl_div(input, target, KLDivLossOptions { reduction, log_target }));
+    autocast_operands!(F32, F32, [input, target] => kl_div(input, target, KLDivLossOptions { reduction, log_target }));
     let losses = if log_target {
         target.exp()?.mul(&target.sub(input)?)?
     } else {

@@ -199,7 +199,7 @@ pub fn layer_norm<'a>(
 fn by_layer(input: &Tensor, shape: &[usize], options: LayerNormOptions<'_>) -> Result<Tensor> {
     let LayerNormOptions { weight, bias, eps } = options;
     let op = "layer_norm";
-    autocast_operands!(op, [input; weight, bias] => by_layer(input, shape, LayerNormOptions { weight, bias, eps }));
+    autocast_operands!(F32, Keep, [input; weight, bias] => by_layer(input, shape, LayerNormOptions { weight, bias, eps }));
     let dims = normalized_dims(op, input, shape)?;
     check_parameters(op, &[("weight", weight), ("bias", bias)], shape)?;
     by_row(RowNorm { dims, eps, centred: true }, input, weight, bias)
@@ -392,7 +392,7 @@ pub(super) fn by_group(
     eps: f64,
 ) -> Result<Tensor> {
     let op = "group_norm";
-    autocast_operands!(op, [input; weight, bias] => by_group(input, num_groups, weight, bias, eps));
+    autocast_operands!(F32, Keep, [input; weight, bias] => by_group(input, num_groups, weight, bias, eps));
     let &[batch, channels, ..] = input.size() else {
         return Err(Error::shape(
             op,

@@ -212,7 +212,7 @@ fn max<const D: usize>(
     options: MaxPoolOptions<D>,
 ) -> Result<(Tensor, Tensor)> {
     if D == 3 {
-        autocast_operands!("max_pool3d", [input] => max(op, input, kernel, options));
+        autocast_operands!(Keep, F32, [input] => max(op, input, kernel, options));
     }
     let MaxPoolOptions { stride, padding, dilation, ceil_mode } = options;
     let window =
@@ -227,7 +227,7 @@ fn adaptive_max<const D: usize>(
     output: [usize; D],
 ) -> Result<(Tensor, Tensor)> {
     if D == 3 {
-        autocast_operands!("adaptive_max_pool3d", [input] => adaptive_max(op, input, output));
+        autocast_operands!(Keep, F32, [input] => adaptive_max(op, input, output));
     }
     max_with_indices::<D>(input, adaptive_pool(op, input, output)?)
 }
@@ -238,7 +238,9 @@ fn adaptive_average<const D: usize>(
     input: &Tensor,
     output: [usize; D],
 ) -> Result<Tensor> {
-    autocast_operands!(op, [input] => adaptive_average(op, input, output));
+    if D == 3 {
+        autocast_operands!(Keep, F32, [input] => adaptive_average(op, input, output));
+    }
     let pooling = adaptive_pool(op, input, output)?;
     batched::<D>(input, |batch| averages(batch, pooling, Divisor::Inside))
 }
@@ -259,7 +261,9 @@ fn average<const D: usize>(
     kernel: [usize; D],
     options: AvgPoolOptions<D>,
 ) -> Result<Tensor> {
-    autocast_operands!(op, [input] => average(op, input, kernel, options));
+    if D == 3 {
+        autocast_operands!(Keep, F32, [input] => average(op, input, kernel, options));
+    }
     let AvgPoolOptions { stride, padding, ceil_mode, count_include_pad, divisor_override } =
         options;
     let window =

@@ -86,7 +86,7 @@ impl Tensor {
     pub fn scatter_add(&self, dim: impl Integer, index: &Tensor, src: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("scatter_add");
         let (this, dim) = (self, dim.into_isize());
-        autocast_operands!("scatter_add", [this, src] => this.scatter_add(dim, index, src));
+        autocast_operands!(Widest, Keep, [this, src] => this.scatter_add(dim, index, src));
         self.scattered("scatter_add", dim, index, src, Reduce::Sum, false)
     }
 

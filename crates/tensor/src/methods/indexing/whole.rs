@@ -93,7 +93,7 @@ impl Tensor {
     pub fn index_copy(&self, dim: impl Integer, index: &Tensor, source: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("index_copy");
         let (this, dim) = (self, dim.into_isize());
-        autocast_operands!("index_copy", [this, source] => this.index_copy(dim, index, source));
+        autocast_operands!(Keep, Widest, [this, source] => this.index_copy(dim, index, source));
         let index = self.parts("index_copy", dim, index, Some(source.size()))?;
         self.put("index_copy", dim, &index, source.into(), false)
     }

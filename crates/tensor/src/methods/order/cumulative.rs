@@ -24,7 +24,7 @@ impl Tensor {
     pub fn cumsum(&self, dim: impl Integer) -> Result<Self> {
         let dim = dim.into_isize();
         let this = self;
-        autocast_operands!("cumsum", [this] => this.cumsum(dim));
+        autocast_operands!(F32, Keep, [this] => this.cumsum(dim));
         Ok(self.scanned(ScanOp::Sum, dim)?.0)
     }
 
@@ -50,7 +50,7 @@ impl Tensor {
     pub fn cumprod(&self, dim: impl Integer) -> Result<Self> {
         let dim = dim.into_isize();
         let this = self;
-        autocast_operands!("cumprod", [this] => this.cumprod(dim));
+        autocast_operands!(F32, Keep, [this] => this.cumprod(dim));
         Ok(self.scanned(ScanOp::Prod, dim)?.0)
     }
 

@@ -80,7 +80,7 @@ impl Tensor {
     #[track_caller]
     fn contracted(&self, other: &Tensor, own: &[isize], others: &[isize]) -> Result<Self> {
         let this = self;
-        autocast_operands!("tensordot", [this, other] => this.contracted(other, own, others));
+        autocast_operands!(Widest, Keep, [this, other] => this.contracted(other, own, others));
         if own.len() != others.len() {
             let reason = format!("{own:?} and {others:?} differ in length");
             return Err(Error::invalid("tensordot", reason));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::contract::sum_of_products;
 #[cfg(doc)]
 use crate::ErrorKind;
-use crate::amp::{cast_operands, casts};
+use crate::amp::{Policy, cast_operands, casts};
 use crate::exec::check_together;
 use crate::{CallScope, DiagonalOptions, Error, Result, Tensor};
 
@@ -42,8 +42,10 @@ pub fn einsum<T: Borrow<Tensor>>(equation: &str, operands: &[T]) -> Result<Tenso
     let _call = CallScope::enter(op);
     let operands: Vec<&Tensor> = operands.iter().map(Borrow::borrow).collect();
     if casts()
-        && let Some((cast, _closed)) =
-            cast_operands(op, &operands.iter().copied().map(Some).collect::<Vec<_>>())?
+        && let Some((cast, _closed)) = cast_operands(
+            [Policy::Low, Policy::Keep],
+            &operands.iter().copied().map(Some).collect::<Vec<_>>(),
+        )?
     {
         let operands = operands.iter().zip(&cast).map(|(own, cast)| cast.as_ref().unwrap_or(own));
         return einsum(equation, &operands.collect::<Vec<&Tensor>>());

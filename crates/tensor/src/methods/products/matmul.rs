@@ -24,7 +24,7 @@ impl Tensor {
     pub fn matmul(&self, other: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("matmul");
         let this = self;
-        autocast_operands!("matmul", [this, other] => this.matmul(other));
+        autocast_operands!(Low, Low, [this, other] => this.matmul(other));
         check_together("matmul", self, other)?;
         if self.dtype() != other.dtype() {
             let (operands, first, second) = ("both tensors", self.dtype(), other.dtype());

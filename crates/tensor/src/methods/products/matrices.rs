@@ -73,7 +73,7 @@ impl Tensor {
     pub fn mv(&self, vec: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("mv");
         let this = self;
-        autocast_operands!("mv", [this, vec] => this.mv(vec));
+        autocast_operands!(Low, KeepAll, [this, vec] => this.mv(vec));
         check_dims("mv", &[(self, "the matrix", 2), (vec, "the vector", 1)])?;
         self.matmul(vec)
     }
@@ -86,7 +86,7 @@ impl Tensor {
     pub fn dot(&self, other: &Tensor) -> Result<Self> {
         let _call = CallScope::enter("dot");
         let this = self;
-        autocast_operands!("dot", [this, other] => this.dot(other));
+        autocast_operands!(Widest, KeepAll, [this, other] => this.dot(other));
         check_dims("dot", &[(self, "the first operand", 1), (other, "the second operand", 1)])?;
         self.matmul(other)
     }
@@ -133,7 +133,7 @@ impl Tensor {
     ) -> Result<Self> {
         let _call = CallScope::enter("addmm");
         let (this, options) = (self, options.into_options());
-        autocast_operands!("addmm", [this, mat1, mat2] => this.addmm(mat1, mat2, options));
+        autocast_operands!(Low, Low, [this, mat1, mat2] => this.addmm(mat1, mat2, options));
         let product = mat1.mm(mat2)?;
         self.add_product(product, options)
     }
@@ -152,7 +152,7 @@ impl Tensor {
     ) -> Result<Self> {
         let _call = CallScope::enter("baddbmm");
         let (this, options) = (self, options.into_options());
-        autocast_operands!("baddbmm", [this, batch1, batch2] => this.baddbmm(batch1, batch2, options));
+        autocast_operands!(Low, Low, [this, batch1, batch2] => this.baddbmm(batch1, batch2, options));
         let product = batch1.bmm(batch2)?;
         self.add_product(product, options)
     }
@@ -170,7 +170,7 @@ impl Tensor {
     ) -> Result<Self> {
         let _call = CallScope::enter("addmv");
         let (this, options) = (self, options.into_options());
-        autocast_operands!("addmv", [this, mat, vec] => this.addmv(mat, vec, options));
+        autocast_operands!(Low, KeepAll, [this, mat, vec] => this.addmv(mat, vec, options));
         let product = mat.mv(vec)?;
         self.add_product(product, options)
     }
@@ -292,7 +292,7 @@ impl Tensor {
     pub fn trace(&self) -> Result<Self> {
         let _call = CallScope::enter("trace");
         let this = self;
-        autocast_operands!("trace", [this] => this.trace());
+        autocast_operands!(Keep, F32, [this] => this.trace());
         check_dims("trace", &[(self, "the matrix", 2)])?;
         self.diagonal(())?.sum(())
     }

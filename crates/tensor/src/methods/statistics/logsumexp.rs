@@ -38,7 +38,7 @@ impl Tensor {
     #[track_caller]
     fn log_of_sum(&self, dims: &[isize], keepdim: bool) -> Result<Self> {
         let this = self;
-        autocast_operands!("logsumexp", [this] => this.log_of_sum(dims, keepdim));
+        autocast_operands!(F32, Keep, [this] => this.log_of_sum(dims, keepdim));
         let dtype = if self.dtype().is_float() { self.dtype() } else { DType::F32 };
         let x = self.to(dtype)?.widened()?;
         if x.numel() == 0 {

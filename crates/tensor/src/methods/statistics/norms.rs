@@ -98,7 +98,7 @@ impl Tensor {
     #[track_caller]
     fn norm_over(&self, op: &'static str, p: f64, dims: &[isize], keepdim: bool) -> Result<Self> {
         let this = self;
-        autocast_operands!("norm", [this] => this.norm_over(op, p, dims, keepdim));
+        autocast_operands!(F32, Keep, [this] => this.norm_over(op, p, dims, keepdim));
         if !self.dtype().is_float() {
             return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of(op));
         }
@@ -154,7 +154,7 @@ impl Tensor {
         let p = p.into_options().or(2.0);
         let op = "cdist";
         let this = self;
-        autocast_operands!(op, [this, other] => this.cdist(other, p));
+        autocast_operands!(F32, F32, [this, other] => this.cdist(other, p));
         let (&[.., rows, width], &[.., others, other_width]) = (self.size(), other.size()) else {
             return Err(Error::shape(
                 op,
