@@ -17,7 +17,7 @@ rows! {
     worlds(1) s38_whole_networks_are_captured gpu_s38_whole_networks_are_captured => whole_network;
     worlds(1) s38_whole_networks_are_captured_with_each_optimizer
         gpu_s38_whole_networks_are_captured_with_each_optimizer => each_optimizer;
-    schedules(1) s38_a_captured_network_is_ordered_with_its_inputs
+    schedules64(1) s38_a_captured_network_is_ordered_with_its_inputs
         gpu_s38_a_captured_network_is_ordered_with_its_inputs => whole_network_in_order;
     worlds(1) s38_whole_networks_are_captured_with_mixed_precision
         gpu_s38_whole_networks_are_captured_with_mixed_precision => whole_network_mixed;

@@ -23,11 +23,11 @@ crate::rows! {
         gpu_s38_graphs_draw_from_several_generators => graphs;
     schedules64(1) s38_a_graph_draws_from_several_states_of_a_generator
         gpu_s38_a_graph_draws_from_several_states_of_a_generator => states;
-    worlds(1) s38_graphed_callables_draw_from_several_generators
+    schedules64(1) s38_graphed_callables_draw_from_several_generators
         gpu_s38_graphed_callables_draw_from_several_generators => callables;
     worlds(1) s38_a_graph_draws_from_at_most_32_generators
         gpu_s38_a_graph_draws_from_at_most_32_generators => limit;
-    worlds(1) s38_threads_replay_graphs_with_the_same_generators
+    schedules64(1) s38_threads_replay_graphs_with_the_same_generators
         gpu_s38_threads_replay_graphs_with_the_same_generators => threads;
 }
 

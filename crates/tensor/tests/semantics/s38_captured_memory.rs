@@ -10,7 +10,7 @@ use crate::s41_control_flow::{captured, values};
 crate::rows! {
     schedules64(1) s38_new_memory_in_a_capture_is_ordered_with_its_former_use
         gpu_s38_new_memory_in_a_capture_is_ordered_with_its_former_use => new_memory;
-    schedules(1) s38_a_captured_write_invalidates_saved_tensors
+    schedules64(1) s38_a_captured_write_invalidates_saved_tensors
         gpu_s38_a_captured_write_invalidates_saved_tensors => saved;
 }
 

@@ -20,25 +20,25 @@ crate::rows! {
     schedules64(1) s41_bodies_are_ordered_with_other_streams
         gpu_s41_bodies_are_ordered_with_other_streams => streams;
     manual(1) s41_ordered_bodies_do_not_race gpu_s41_ordered_bodies_do_not_race => no_races;
-    schedules(1) s41_iterations_keep_tensors_that_a_body_drops
+    schedules64(1) s41_iterations_keep_tensors_that_a_body_drops
         gpu_s41_iterations_keep_tensors_that_a_body_drops => dropped;
     schedules(1) s41_invalid_conditions_and_bodies_are_refused
         gpu_s41_invalid_conditions_and_bodies_are_refused => refused;
-    schedules(1) s41_a_failed_body_fails_its_capture
+    schedules64(1) s41_a_failed_body_fails_its_capture
         gpu_s41_a_failed_body_fails_its_capture => failed_bodies;
-    schedules(1) s41_an_index_out_of_range_in_a_body_is_reported
+    schedules64(1) s41_an_index_out_of_range_in_a_body_is_reported
         gpu_s41_an_index_out_of_range_in_a_body_is_reported => indices;
-    schedules(1) s41_a_step_of_training_fits_in_a_body
+    schedules64(1) s41_a_step_of_training_fits_in_a_body
         gpu_s41_a_step_of_training_fits_in_a_body => training;
     schedules64(1) s41_streams_of_a_body_share_its_memory
         gpu_s41_streams_of_a_body_share_its_memory => shared_memory;
     manual(1) s41_streams_of_a_body_share_its_memory_under_manual
         gpu_s41_streams_of_a_body_share_its_memory_under_manual => shared_memory_in_order;
-    schedules(1) s41_streams_around_a_body_are_refused_in_it
+    schedules64(1) s41_streams_around_a_body_are_refused_in_it
         gpu_s41_streams_around_a_body_are_refused_in_it => around;
-    schedules(1) s41_other_threads_do_not_synchronize_during_a_body
+    schedules64(1) s41_other_threads_do_not_synchronize_during_a_body
         gpu_s41_other_threads_do_not_synchronize_during_a_body => synchronized;
-    schedules(1) s41_tensors_of_a_body_are_refused_outside_it
+    schedules64(1) s41_tensors_of_a_body_are_refused_outside_it
         gpu_s41_tensors_of_a_body_are_refused_outside_it => outside;
 }
 

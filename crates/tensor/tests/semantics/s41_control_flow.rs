@@ -13,8 +13,8 @@ crate::rows! {
         gpu_s41_a_branch_runs_if_its_condition_is_true => branches;
     schedules64(1) s41_a_loop_runs_while_its_condition_is_true
         gpu_s41_a_loop_runs_while_its_condition_is_true => loops;
-    schedules(1) s41_bodies_nest gpu_s41_bodies_nest => nested;
-    schedules(1) s41_a_decoder_stops_at_its_end_token_without_the_host
+    schedules64(1) s41_bodies_nest gpu_s41_bodies_nest => nested;
+    schedules64(1) s41_a_decoder_stops_at_its_end_token_without_the_host
         gpu_s41_a_decoder_stops_at_its_end_token_without_the_host => decoder;
 }
 
