@@ -245,8 +245,9 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// (`cuFuncSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)`).
     unsafe fn function_max_shared(&self, function: FunctionHandle, bytes: u32) -> Result<()>;
 
-    /// Enqueues a launch: the kernel (`cuLaunchKernel`), the library call, or the CPU
-    /// implementation, as [`DeviceCode`] and the driver require.
+    /// Enqueues a launch: the kernel (`cuLaunchKernel`, or `cuLaunchKernelEx` for a kernel that
+    /// waits itself), the library call, or the CPU implementation, as [`DeviceCode`] and the driver
+    /// require.
     unsafe fn launch(&self, stream: StreamHandle, launch: &Launch<'_>) -> Result<()>;
 
     // ---- peers --------------------------------------------------------------------------

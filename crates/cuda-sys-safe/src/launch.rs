@@ -139,6 +139,10 @@ pub enum DeviceCode<'a> {
         block: [u32; 3],
         /// Dynamic shared memory, in bytes.
         shared_bytes: u32,
+        /// Whether the kernel waits for earlier work of the stream itself
+        /// (`griddepcontrol.wait`), before it accesses memory. The driver may then launch it
+        /// before that work completes.
+        waits: bool,
     },
     /// A call of a library that enqueues its own kernels on the stream, such as cuBLAS. The
     /// arguments are the stream and the footprints' pointers. Only a real driver makes the call; a
@@ -152,12 +156,13 @@ pub enum DeviceCode<'a> {
 impl fmt::Debug for DeviceCode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kernel { function, grid, block, shared_bytes } => f
+            Self::Kernel { function, grid, block, shared_bytes, waits } => f
                 .debug_struct("Kernel")
                 .field("function", function)
                 .field("grid", grid)
                 .field("block", block)
                 .field("shared_bytes", shared_bytes)
+                .field("waits", waits)
                 .finish(),
             Self::Library(_) => f.write_str("Library"),
             Self::Collective(_) => f.write_str("Collective"),

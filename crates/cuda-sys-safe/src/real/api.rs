@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction,
     CUfunction_attribute, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUipcEventHandle,
-    CUipcMemHandle, CUjit_option, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationHandleType, CUmemAllocationProp, CUmemGenericAllocationHandle,
-    CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule, CUpointer_attribute, CUstream,
-    CUuuid,
+    CUipcMemHandle, CUjit_option, CUlaunchConfig, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemGenericAllocationHandle, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUmodule,
+    CUpointer_attribute, CUstream, CUuuid,
 };
 use libloading::Library;
 
@@ -137,6 +137,7 @@ function_table! {
         cuGraphExecDestroy(CUgraphExec);
     }
     optional {
+        "CUDA 11.8" cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
         "CUDA 4.0" cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
         "CUDA 4.0" cuCtxEnablePeerAccess(CUcontext, c_uint);
         "CUDA 4.0" cuCtxDisablePeerAccess(CUcontext);

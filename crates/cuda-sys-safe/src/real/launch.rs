@@ -3,7 +3,10 @@
 
 use std::ffi::c_void;
 
-use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUjit_option, CUmodule, CUstream};
+use cudarc::driver::sys::{
+    CUdeviceptr, CUfunction, CUjit_option, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUstream,
+};
 use smallvec::SmallVec;
 use warpline_sync::CaughtPanic;
 
@@ -117,7 +120,7 @@ impl CudaDriver {
         let mut pointers: SmallVec<[DevicePtr; INLINE]> =
             launch.footprints.iter().map(|footprint| footprint.ptr).collect();
         match launch.code {
-            DeviceCode::Kernel { function, grid, block, shared_bytes } => {
+            DeviceCode::Kernel { function, grid, block, shared_bytes, waits } => {
                 // An address for each argument. The driver copies the arguments byte by byte before
                 // it returns, so the parameter block needs no alignment.
                 let mut arguments: SmallVec<[*mut c_void; INLINE + 1]> =
@@ -125,23 +128,50 @@ impl CudaDriver {
                 if !launch.params.is_empty() {
                     arguments.push(launch.params.as_ptr().cast_mut().cast());
                 }
-                // SAFETY: the caller guarantees that the function and the operands are valid. Each
-                // argument points to a live value: a `DevicePtr` is a 64-bit address, and `params`
-                // is the kernel's block.
+                // A driver without attributes launches in order, and the kernel's wait returns at once.
+                let mut early = CUlaunchAttribute {
+                    id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                    pad: [0; 4],
+                    value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+                };
+                let function = function.raw() as usize as CUfunction;
+                let ([x, y, z], [block_x, block_y, block_z]) = (grid, block);
+                let (handle, arguments) = (raw_stream(stream), arguments.as_mut_ptr());
+                let none = std::ptr::null_mut();
+                // SAFETY: the caller guarantees that the function and the operands are valid, and
+                // that the function waits if `waits` says so. Each argument points to a live value:
+                // a `DevicePtr` is a 64-bit address, and `params` is the kernel's block.
                 let status = unsafe {
-                    (self.api.cuLaunchKernel)(
-                        function.raw() as usize as CUfunction,
-                        grid[0],
-                        grid[1],
-                        grid[2],
-                        block[0],
-                        block[1],
-                        block[2],
-                        shared_bytes,
-                        raw_stream(stream),
-                        arguments.as_mut_ptr(),
-                        std::ptr::null_mut(),
-                    )
+                    match self.api.cuLaunchKernelEx() {
+                        Ok(launch) if waits => {
+                            let config = CUlaunchConfig {
+                                gridDimX: x,
+                                gridDimY: y,
+                                gridDimZ: z,
+                                blockDimX: block_x,
+                                blockDimY: block_y,
+                                blockDimZ: block_z,
+                                sharedMemBytes: shared_bytes,
+                                hStream: handle,
+                                attrs: &raw mut early,
+                                numAttrs: 1,
+                            };
+                            launch(&config, function, arguments, none)
+                        }
+                        _ => (self.api.cuLaunchKernel)(
+                            function,
+                            x,
+                            y,
+                            z,
+                            block_x,
+                            block_y,
+                            block_z,
+                            shared_bytes,
+                            handle,
+                            arguments,
+                            none,
+                        ),
+                    }
                 };
                 self.check("cuLaunchKernel", device, status).map_err(|e| {
                     let shape = || {

@@ -4,6 +4,7 @@
 //! one GPU. Replace `gpu_` by `gpu2_` on a machine with two.
 
 mod blas;
+mod early_launch;
 mod objects;
 mod peers;
 mod processes;
@@ -84,6 +85,18 @@ fn launch(
     pointers: &[DevicePtr],
     params: &[u8],
 ) -> Result<()> {
+    launch_as(stream, kernel, block, pointers, params, false)
+}
+
+/// Enqueues a kernel as [`launch`] does. If `waits`, the driver may launch it before earlier work completes.
+fn launch_as(
+    stream: &Stream,
+    kernel: &Function,
+    block: u32,
+    pointers: &[DevicePtr],
+    params: &[u8],
+    waits: bool,
+) -> Result<()> {
     let footprints: Vec<_> = pointers
         .iter()
         .map(|&ptr| Footprint {
@@ -102,6 +115,7 @@ fn launch(
             grid: [1, 1, 1],
             block: [block, 1, 1],
             shared_bytes: 0,
+            waits,
         },
         host: unused,
         footprints: &footprints,

@@ -278,6 +278,7 @@ fn kernels_get_pointers_and_then_parameters() {
             grid: [7, 1, 1],
             block: [32, 1, 1],
             shared_bytes: 0,
+            waits: false,
         },
         host: unused,
         footprints: &footprints,

@@ -104,7 +104,8 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::FunctionMaxShared => d.function_max_shared(function, 1024),
             K::Launch => {
                 let [grid, block] = [[1; 3]; 2];
-                let code = DeviceCode::Kernel { function, grid, block, shared_bytes: 0 };
+                let code =
+                    DeviceCode::Kernel { function, grid, block, shared_bytes: 0, waits: false };
                 let location = Location::caller();
                 let (op, host, footprints, params) = ("k", nothing as HostKernel, &[], &[]);
                 d.launch(stream, &Launch { op, code, host, footprints, params, location })

@@ -60,7 +60,13 @@ impl Machine {
     fn launch(&self, host: HostKernel, counter: &DeviceMemory, condition: u64, stream: &Stream) {
         let function = self.module.function(KERNEL).unwrap();
         let [grid, block] = [[1; 3]; 2];
-        let code = DeviceCode::Kernel { function: function.handle(), grid, block, shared_bytes: 0 };
+        let code = DeviceCode::Kernel {
+            function: function.handle(),
+            grid,
+            block,
+            shared_bytes: 0,
+            waits: false,
+        };
         let operand = Footprint {
             ptr: counter.ptr(),
             device: 0,

@@ -43,7 +43,13 @@ impl World {
     fn launch(&self, host: HostKernel, footprints: &[Footprint<'_>]) -> Result<()> {
         let function = self.module.function(KERNEL)?;
         let [grid, block] = [[1; 3]; 2];
-        let code = DeviceCode::Kernel { function: function.handle(), grid, block, shared_bytes: 0 };
+        let code = DeviceCode::Kernel {
+            function: function.handle(),
+            grid,
+            block,
+            shared_bytes: 0,
+            waits: false,
+        };
         let location = Location::caller();
         let launch = Launch { op: "test", code, host, footprints, params: &[], location };
         // SAFETY: tests keep the memory until the stream is synchronized. `function` stays loaded.
@@ -329,7 +335,13 @@ fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
     let function = module.function(KERNEL).unwrap();
     let launch = |operands: usize, params: &[u8]| {
         let [grid, block] = [[1; 3]; 2];
-        let code = DeviceCode::Kernel { function: function.handle(), grid, block, shared_bytes: 0 };
+        let code = DeviceCode::Kernel {
+            function: function.handle(),
+            grid,
+            block,
+            shared_bytes: 0,
+            waits: false,
+        };
         let footprints = vec![bytes(0, memory.ptr(), &[4], Access::Read); operands];
         let (footprints, location) = (footprints.as_slice(), Location::caller());
         let launch = Launch { op: "test", code, host: nothing, footprints, params, location };

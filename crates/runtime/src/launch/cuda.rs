@@ -47,8 +47,8 @@ pub(super) fn run(device: &CudaDevice, stream: &Stream, call: &Call<'_>) -> Resu
     };
     let code = match call.code {
         Code::Kernel { kernel, grid, threads } => {
-            let (function, block) = (function(kernel)?, [threads, 1, 1]);
-            DeviceCode::Kernel { function, grid, block, shared_bytes: 0 }
+            let ((function, waits), block) = (function(kernel)?, [threads, 1, 1]);
+            DeviceCode::Kernel { function, grid, block, shared_bytes: 0, waits }
         }
         Code::Library(enqueue) => DeviceCode::Library(enqueue),
         Code::Collectives(enqueue, _) => DeviceCode::Collective(enqueue),

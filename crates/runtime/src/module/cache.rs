@@ -9,7 +9,7 @@ use warpline_cuda_sys_safe::owned::{Function, Module};
 use warpline_cuda_sys_safe::{Driver, FunctionHandle};
 use warpline_sync::OnceLock;
 
-use super::{Program, artefact, compiled_ptx, newer, single};
+use super::{Program, artefact, compiled_ptx, early_launch, newer, single};
 use crate::{Error, ErrorKind, Result};
 
 /// Number of variants per chunk.
@@ -29,37 +29,48 @@ pub(crate) struct KernelCache {
 type LoadedChunk = Box<[OnceLock<Loaded>]>;
 
 /// A variant's kernels. Each is loaded as a module of its own.
-type Loaded = Box<[OnceLock<Function>]>;
+type Loaded = Box<[OnceLock<LoadedKernel>]>;
+
+#[derive(Debug)]
+struct LoadedKernel {
+    function: Function,
+    waits: bool,
+}
 
 impl KernelCache {
     pub(crate) fn new(folder: Option<PathBuf>) -> Self {
         Self { chunks: empty(CHUNKS), folder }
     }
 
+    /// Returns a kernel, and whether it waits for earlier work of its stream itself.
     pub(crate) fn function(
         &self,
         driver: &Arc<dyn Driver>,
         device: usize,
         (program, variant, kernel): (&'static Program, usize, usize),
-    ) -> Result<FunctionHandle> {
+    ) -> Result<(FunctionHandle, bool)> {
         let id = program.module_id(variant);
         let chunk = self.chunks.get(id / CHUNK).ok_or_else(|| none(program, "are too many"))?;
         let slot = &chunk.get_or_init(|| empty(CHUNK))[id % CHUNK];
         let loaded = slot.get_or_init(|| empty(program.kernels.len()));
-        let function = loaded.get(kernel).ok_or_else(|| none(program, "are fewer"))?;
-        if let Some(function) = function.get() {
-            return Ok(function.handle());
+        let slot = loaded.get(kernel).ok_or_else(|| none(program, "are fewer"))?;
+        if let Some(LoadedKernel { function, waits }) = slot.get() {
+            return Ok((function.handle(), *waits));
         }
         let name =
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
         // If two threads load the kernel at once, one of the modules is dropped.
         let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
         let found = driver.properties(device).and_then(|properties| {
-            let ptx = newer::specialized(ptx, properties.compute_capability);
-            Module::load_ptx(driver, device, &ptx)?.function(&name)
+            let capability = properties.compute_capability;
+            let (ptx, waits) =
+                early_launch::waiting(newer::specialized(ptx, capability), capability);
+            let function = Module::load_ptx(driver, device, &ptx)?.function(&name)?;
+            Ok(LoadedKernel { function, waits })
         });
         let found = found.map_err(|e| Error::driver(program.name(), e))?;
-        Ok(function.get_or_init(|| found).handle())
+        let LoadedKernel { function, waits } = slot.get_or_init(|| found);
+        Ok((function.handle(), *waits))
     }
 
     /// Returns a variant's PTX, compiled ahead of time or now. Simulated devices run no PTX. If

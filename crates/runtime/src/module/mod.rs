@@ -8,7 +8,8 @@
 //! A kernel is loaded on first use, as a module of its own (`single.rs`), so the driver compiles
 //! only kernels that are launched. The PTX targets compute capability 7.5 and runs on all later
 //! devices. If a newer device has an instruction for a sequence in the PTX, the loader substitutes
-//! it (`newer.rs`; for `bf16` see `cuda/element.cuh`).
+//! it (`newer.rs`; for `bf16` see `cuda/element.cuh`). From compute capability 9.0 on, kernels wait for
+//! earlier work themselves, which lets the driver launch them early (`early_launch.rs`).
 
 mod artefact;
 mod cache;
@@ -16,6 +17,7 @@ mod compiled_ptx;
 mod compiler;
 mod cuda_type;
 mod disk;
+mod early_launch;
 mod newer;
 mod single;
 mod source;

@@ -49,7 +49,7 @@ fn instruction(block: &str) -> Option<(u32, &str, &str)> {
 }
 
 /// Raises the PTX's target to at least `least`.
-fn with_target(ptx: &str, least: u32) -> String {
+pub(super) fn with_target(ptx: &str, least: u32) -> String {
     let line = ptx.lines().find(|line| line.starts_with(".target sm_")).unwrap_or_default();
     let number = line.trim_start_matches(".target sm_");
     // A comma with options may follow the number. A letter may follow too, but only from `sm_90a`

@@ -94,7 +94,7 @@ fn variants_are_numbered_consecutively() {
     let driver: Arc<dyn warpline_cuda_sys_safe::Driver> = Arc::new(NullDriver::new(1));
     let cache = KernelCache::new(None);
     let first = cache.function(&driver, 0, (&PROGRAM, 0, 0)).unwrap();
-    assert_eq!(cache.function(&driver, 0, (&PROGRAM, 0, 0)).unwrap().raw(), first.raw());
+    assert_eq!(cache.function(&driver, 0, (&PROGRAM, 0, 0)).unwrap().0.raw(), first.0.raw());
     assert!(cache.function(&driver, 0, (&PROGRAM, 1, 2)).is_err(), "there are two kernels");
 }
 

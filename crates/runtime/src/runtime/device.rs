@@ -79,12 +79,12 @@ impl CudaDevice {
         self.generator().lock().manual_seed(seed);
     }
 
-    /// Returns a kernel, and loads its module on first use.
+    /// Returns a kernel, and whether it waits for earlier work of its stream itself. Loads its module on first use.
     #[track_caller]
     pub(crate) fn function(
         &self,
         kernel: (&'static Program, usize, usize),
-    ) -> Result<FunctionHandle> {
+    ) -> Result<(FunctionHandle, bool)> {
         self.kernels.function(self.device.driver(), self.device.index(), kernel)
     }
 }

@@ -1,11 +1,12 @@
 //! Tests of rows S7, S8 and S11–S13: streams, and the order of work on them.
 
-use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, manual_seed, ones, zeros};
+use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, manual_seed, ones, tensor, zeros};
 
 use crate::common::{self, World};
 
 rows! {
     schedules(1) s07_results_are_as_if_each_op_had_run_at_once gpu_s07_results_are_as_if_each_op_had_run_at_once => as_if_at_once;
+    schedules(1) s07_kernels_of_a_stream_run_in_order gpu_s07_kernels_of_a_stream_run_in_order => in_order;
     worlds(1) s11_a_stream_guard_restores gpu_s11_a_stream_guard_restores => guard;
     schedules(1) s12_the_example_is_right_by_default gpu_s12_the_example_is_right_by_default => right_by_default;
     manual(1) s12_the_race_is_reported_in_manual_mode gpu_s12_the_race_is_reported_in_manual_mode => reported;
@@ -28,6 +29,31 @@ fn as_if_at_once(world: &World) -> Result<()> {
         x += 1.0;
     }
     assert_eq!(b.to_vec::<f32>()?, vec![y; 256]);
+    Ok(())
+}
+
+/// Each kernel reads elements that other blocks of the kernel before it wrote, and kernels alternate with copies and
+/// library calls.
+fn in_order(world: &World) -> Result<()> {
+    let at = world.devices - 1;
+    for (n, rounds) in [(1usize, 20), (4096, 20), (1 << 16, 3)] {
+        let start: Vec<f32> = (0..n).map(|i| (i % 1000) as f32).collect();
+        let x = tensor(&start, at)?;
+        let one = ones([1, 1], at)?;
+        for _ in 0..rounds {
+            let y = x.flip([0])?;
+            y.add_(1.0)?;
+            let z = y.flip([0])?;
+            y.zero_()?;
+            x.copy_(&z, ())?;
+            z.zero_()?;
+            let product = x.unsqueeze(1)?.matmul(&one)?.squeeze(1)?;
+            x.zero_()?;
+            x.copy_(&product.flip([0])?.flip([0])?, ())?;
+        }
+        let expected: Vec<f32> = start.iter().map(|v| v + rounds as f32).collect();
+        assert_eq!(x.to_vec::<f32>()?, expected, "{n} elements");
+    }
     Ok(())
 }
 

@@ -84,7 +84,7 @@ impl SimState {
                 ));
             }
         }
-        let DeviceCode::Kernel { function, grid, block, shared_bytes } = launch.code else {
+        let DeviceCode::Kernel { function, grid, block, shared_bytes, .. } = launch.code else {
             return Ok(());
         };
         let limits = &self.devices[device].properties;

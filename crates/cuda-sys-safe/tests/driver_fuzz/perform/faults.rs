@@ -36,7 +36,7 @@ impl Subject {
         };
         let launch = cuda::Launch {
             op: "add_scalar",
-            code: DeviceCode::Kernel { function, grid, block, shared_bytes },
+            code: DeviceCode::Kernel { function, grid, block, shared_bytes, waits: false },
             host: if stop { stop_host } else { add_host },
             footprints: &[side(dst, Access::Write), side(src, Access::Read)],
             params: &params.map(u32::to_ne_bytes).concat(),

@@ -137,7 +137,13 @@ pub(crate) fn launch_add(
     let Shape { grid, block, shared_bytes } = shape;
     let launch = Launch {
         op: "add_scalar",
-        code: DeviceCode::Kernel { function: function.handle(), grid, block, shared_bytes },
+        code: DeviceCode::Kernel {
+            function: function.handle(),
+            grid,
+            block,
+            shared_bytes,
+            waits: false,
+        },
         host: add_scalar_host,
         footprints: &[side(dst, Access::Write), side(src, Access::Read)],
         params: &params,
