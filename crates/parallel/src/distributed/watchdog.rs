@@ -17,7 +17,7 @@ use std::time::Duration;
 use super::error::{RankList, UNKNOWN_RANKS};
 use super::flight_recorder::{self, PublishedCall};
 use super::group::GroupShared;
-use super::store::Deadline;
+use super::store::{Deadline, StoreResult};
 use super::{Failure, GroupError, StoreError};
 
 /// First words of the reason for a timeout.
@@ -85,12 +85,20 @@ fn watch(group: &GroupShared) {
     }
 }
 
-/// Makes the watchdogs of all ranks fail the group for a reason other than a failed call.
+/// Makes the watchdogs of all ranks fail the group for a reason other than a failed call. Publishes this rank's record,
+/// for which the other ranks wait, because the rank's own watchdog may have ended with the group.
 pub(super) fn report_failure(group: &GroupShared, reason: &str) {
     let report = format!("rank {} reported: {reason}", group.rank());
+    let own = group.recorder().calls();
     // Without the store, the other ranks' calls end at their timeout.
-    let bound = Deadline::after(CHECK_TIMEOUT);
-    let _ = bound.bound(|| group.parts.store.compare_set(FAILED, b"", report.as_bytes()));
+    let _ = Deadline::after(CHECK_TIMEOUT).bound(|| publish(group, &own, &report));
+}
+
+/// Publishes this rank's record and the failure, unless a failure was published before.
+fn publish(group: &GroupShared, own: &[PublishedCall], report: &str) -> StoreResult<()> {
+    let (store, rank) = (&group.parts.store, group.rank());
+    store.set(&format!("record/{rank}"), &flight_recorder::encode(own))?;
+    store.compare_set(FAILED, b"", report.as_bytes()).map(drop)
 }
 
 fn reported_failure(group: &GroupShared) -> String {
@@ -115,11 +123,7 @@ fn diagnose(
         None => format!("rank {rank} reported: {reason}"),
     };
     let deadline = Deadline::after(publish_timeout(parts.timeout));
-    let published = deadline.bound(|| {
-        parts.store.set(&format!("record/{rank}"), &flight_recorder::encode(&own))?;
-        parts.store.compare_set(FAILED, b"", report.as_bytes())
-    });
-    let mut lost = published.err();
+    let mut lost = deadline.bound(|| publish(group, &own, &report)).err();
     let (mut others, mut missing, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     for other in (0..group.ranks()).filter(|other| *other != rank) {
         if lost.is_some() {

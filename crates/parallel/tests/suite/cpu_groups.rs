@@ -203,6 +203,7 @@ fn spawn_returns_the_first_error_with_its_rank_and_ends_the_other_ranks() {
 
 #[test]
 fn spawn_resumes_the_panic_of_a_rank() {
+    let begun = Instant::now();
     let panicked = std::panic::catch_unwind(|| {
         spawn(2, |group| {
             assert!(group.rank() != 1, "rank 1 panics");
@@ -213,6 +214,8 @@ fn spawn_resumes_the_panic_of_a_rank() {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
     assert!(text.contains("rank 1 panics"), "{text}");
+    // The other rank does not wait for a record of the rank that panicked.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
 
 /// The payload of a rank's panic belongs to the program, and its drop may panic.
