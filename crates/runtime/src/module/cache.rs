@@ -63,8 +63,8 @@ impl KernelCache {
         let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
         let found = driver.properties(device).and_then(|properties| {
             let capability = properties.compute_capability;
-            let (ptx, waits) =
-                early_launch::waiting(newer::specialized(ptx, capability), capability);
+            let ptx = newer::specialized(ptx, capability);
+            let (ptx, waits) = early_launch::waiting(ptx, capability, driver.version()?);
             let function = Module::load_ptx(driver, device, &ptx)?.function(&name)?;
             Ok(LoadedKernel { function, waits })
         });

@@ -5,6 +5,8 @@ use super::newer::with_target;
 
 /// Least compute capability that has the instructions.
 const CAPABILITY: (u32, u32) = (9, 0);
+/// Least driver version that captures early launches in graphs: CUDA 12.3.
+const VERSION: u32 = 12_030;
 /// Waits until all earlier work of the stream has completed and its writes are visible.
 const WAIT: &str = "\tgriddepcontrol.wait;\n";
 /// Permits the launch of the next kernel of the stream, once all blocks have come to this instruction or ended.
@@ -13,20 +15,20 @@ const RELEASE: &str = "\tgriddepcontrol.launch_dependents;\n";
 const PREFIX: &str = "griddepcontrol.";
 
 /// Lets the kernel in `ptx` begin with a wait and end with a release of the next kernel, if the device has these
-/// instructions. The wait precedes all accesses to memory, so an early launch changes no order. Returns the PTX and
-/// whether the kernel waits.
+/// instructions and graphs can hold such launches. The wait precedes all accesses to memory, so an early launch changes
+/// no order. Returns the PTX and whether the kernel waits.
 ///
 /// A kernel whose source has such instructions, or whose PTX has an unknown form, stays as it is.
-pub(super) fn waiting(ptx: String, capability: (u32, u32)) -> (String, bool) {
-    if capability < CAPABILITY || ptx.contains(PREFIX) {
+pub(super) fn waiting(ptx: String, capability: (u32, u32), version: u32) -> (String, bool) {
+    if capability < CAPABILITY || version < VERSION || ptx.contains(PREFIX) {
         return (ptx, false);
     }
     let Some([begin, end]) = body(&ptx) else { return (ptx, false) };
     let (head, rest) = ptx.split_at(begin);
     let (instructions, tail) = rest.split_at(end - begin);
-    // Loads from read-only memory could be moved before the wait.
-    let instructions = instructions.replace("ld.global.nc", "ld.global");
-    let ptx = [head, WAIT, &instructions, RELEASE, tail].concat();
+    // The memory is not read-only while the kernel waits, and such loads could be moved before the wait.
+    let ptx =
+        [head, WAIT, instructions, RELEASE, tail].concat().replace("ld.global.nc", "ld.global");
     (with_target(&ptx, 10 * CAPABILITY.0 + CAPABILITY.1), true)
 }
 
@@ -50,13 +52,13 @@ mod tests {
 
     #[test]
     fn a_kernel_waits_before_its_instructions_and_releases_at_its_end() {
-        let (ptx, waits) = waiting(PTX.to_owned(), (9, 0));
+        let (ptx, waits) = waiting(PTX.to_owned(), (9, 0), VERSION);
         assert!(waits);
         let expected = ".version 8.0\n.target sm_90\n.func f(\n)\n{\n\tret;\n}\n.visible .entry k(\n\t.param .u64 a\n)\n{\n\t\
                         griddepcontrol.wait;\n\t.reg .b64 \t%rd<2>;\n\n\tld.global.f32 \t%f1, [%rd1];\n$L__BB0_2:\n\t\
                         griddepcontrol.launch_dependents;\n\tret;\n\n}\n";
         assert_eq!(ptx, expected);
-        assert!(waiting(PTX.to_owned(), (12, 1)).1);
+        assert!(waiting(PTX.to_owned(), (12, 1), 13_000).1);
     }
 
     #[test]
@@ -64,10 +66,15 @@ mod tests {
         let own = PTX.replace("\tld.", "\tgriddepcontrol.wait;\n\tld.");
         let two = PTX.replace("$L__BB0_2:\n", "\tret;\n$L__BB0_2:\n");
         let one_line = ".version 8.0\n.target sm_75\n.visible .entry k() { ret; }\n".to_owned();
-        for (ptx, capability) in
-            [(PTX.to_owned(), (8, 9)), (own, (9, 0)), (two, (9, 0)), (one_line, (9, 0))]
-        {
-            assert_eq!(waiting(ptx.clone(), capability), (ptx, false));
+        let new = (9, 0);
+        for (ptx, capability, version) in [
+            (PTX.to_owned(), (8, 9), VERSION),
+            (PTX.to_owned(), new, 12_020),
+            (own, new, VERSION),
+            (two, new, VERSION),
+            (one_line, new, VERSION),
+        ] {
+            assert_eq!(waiting(ptx.clone(), capability, version), (ptx, false));
         }
     }
 }
