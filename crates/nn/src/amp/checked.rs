@@ -13,6 +13,8 @@ const PIECE: usize = 1 << 30;
 #[derive(Debug)]
 pub(super) struct CheckedOptimizer {
     parameters: Vec<Tensor>,
+    /// Number of parameter groups.
+    groups: usize,
     pub(super) stage: Stage,
     /// One mark per device, not zero if a gradient on that device is infinite or NaN.
     pub(super) found_inf: Vec<Tensor>,
@@ -64,25 +66,30 @@ pub(super) fn record_of<'a>(
     op: &'static str,
     optimizer: &dyn Optimizer,
 ) -> Result<&'a mut CheckedOptimizer> {
-    let parameters = optimizer.parameters();
+    let (parameters, groups) = (optimizer.parameters(), optimizer.group_count());
     if parameters.is_empty() {
         return Err(Error::invalid(op, "the optimizer has no parameters"));
     }
     forget_lost(optimizers);
+    // Groups may have been added.
     let is_of = |of: &CheckedOptimizer| {
-        of.parameters.len() == parameters.len()
+        let known = of.parameters.len();
+        (known == parameters.len() || known < parameters.len() && of.groups < groups)
             && of.parameters.iter().zip(&parameters).all(|(a, b)| a.is_same(b))
     };
-    let known = optimizers.iter().position(is_of);
-    let at = known.unwrap_or_else(|| {
-        optimizers.push(CheckedOptimizer {
-            parameters,
-            stage: Stage::Ready,
-            found_inf: Vec::new(),
-        });
+    let at = optimizers.iter().position(is_of).unwrap_or_else(|| {
+        let (parameters, found_inf) = (parameters.clone(), Vec::new());
+        optimizers.push(CheckedOptimizer { parameters, groups, stage: Stage::Ready, found_inf });
         optimizers.len() - 1
     });
-    Ok(&mut optimizers[at])
+    let of = &mut optimizers[at];
+    if of.stage == Stage::Unscaled && of.parameters.len() < parameters.len() {
+        let reason = "a group was added to this optimizer after its gradients were unscaled: add groups before \
+                      `unscale_` or after `update`";
+        return Err(Error::invalid(op, reason));
+    }
+    (of.parameters, of.groups) = (parameters, groups);
+    Ok(of)
 }
 
 /// Checks the gradients of an optimizer's parameters, and divides them by `scale` if there is one.

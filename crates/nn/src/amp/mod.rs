@@ -164,7 +164,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer has
-    /// no parameters or was unscaled or stepped since the last update, or if a gradient has dtype `float16`;
+    /// no parameters or was unscaled or stepped since the last update, if a gradient has dtype `float16`, or if a
+    /// parameter group was added since the gradients were unscaled;
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of the launches.
     /// After a failed launch, some gradients may be unscaled, so `unscale_` and `step` fail until the next
     /// [`update`](Self::update).
@@ -185,9 +186,10 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer
-    /// already took a step since the last update, if none of its parameters has a gradient, or if a gradient is of
-    /// `float16` and the optimizer's step does not unscale it; errors of [`Optimizer::step`]. After a failed launch,
-    /// some gradients may be unscaled, so `unscale_` and `step` fail until the next [`update`](Self::update).
+    /// already took a step since the last update, if none of its parameters has a gradient, if a parameter group
+    /// was added after [`unscale_`](Self::unscale_), or if a gradient is of `float16` and the optimizer's step does not
+    /// unscale it; errors of [`Optimizer::step`]. After a failed launch, some gradients may be unscaled, so `unscale_`
+    /// and `step` fail until the next [`update`](Self::update).
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         if !self.options.enabled {

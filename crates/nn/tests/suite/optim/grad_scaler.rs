@@ -9,7 +9,7 @@ use warpline::{DType, Device, ErrorKind, Result, SyncPolicy, Tensor, full, ones,
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{
     Adadelta, AdadeltaOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaling, Optimizer,
-    RMSprop, RMSpropOptions, SGD, SGDOptions, clip_grad_norm_,
+    ParamGroup, RMSprop, RMSpropOptions, SGD, SGDOptions, clip_grad_norm_,
 };
 
 use crate::boxes::SimBox;
@@ -355,6 +355,31 @@ fn optimizers_that_share_their_first_parameter_are_not_confused() -> Result<()> 
     scaler.unscale_(&a)?;
     scaler.step(&mut b)?;
     assert_eq!(q.to_vec::<f32>()?, [1.5]);
+    Ok(())
+}
+
+#[test]
+fn a_group_that_is_added_after_unscale_is_refused() -> Result<()> {
+    let (toy, other) = (Toy::new(Device::Cpu)?, Toy::new(Device::Cpu)?);
+    let (mut sgd, mut scaler) = (toy.sgd()?, GradScaler::new(())?);
+    let backward = |scaler: &mut GradScaler| {
+        toy.backward(scaler, 0.5)?;
+        other.backward(scaler, 0.25)
+    };
+    backward(&mut scaler)?;
+    scaler.unscale_(&sgd)?;
+    sgd.add_param_group(ParamGroup::new(vec![other.weight.clone()]))?;
+    for _ in 0..2 {
+        refused(scaler.step(&mut sgd), "add groups before `unscale_` or after `update`");
+        refused(scaler.unscale_(&sgd), "add groups before `unscale_` or after `update`");
+    }
+    assert_eq!((toy.values()?, other.values()?), (vec![1.0; 4], vec![1.0; 4]));
+    scaler.update()?;
+    sgd.zero_grad()?;
+    backward(&mut scaler)?;
+    scaler.unscale_(&sgd)?;
+    scaler.step(&mut sgd)?;
+    assert_eq!((toy.values()?, other.values()?), (vec![0.5; 4], vec![0.75; 4]));
     Ok(())
 }
 
