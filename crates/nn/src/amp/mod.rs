@@ -56,7 +56,7 @@ warpline::__options! {
     /// Options of [`GradScaler`].
     #[derive(Clone, Copy, Debug, PartialEq)]
     GradScalerOptions [] [] {
-        /// Sets the first scale. Default: 65536.
+        /// Sets the first scale. Must be finite in `float32`. Default: 65536.
         init_scale: f64 = 65536.0, f64;
         /// Sets the factor by which the scale grows after `growth_interval` consecutive steps without an overflow. Must
         /// be above 1. Default: 2.
@@ -92,20 +92,12 @@ impl GradScaler {
     /// Creates a scaler. Its tensors are created by the first [`scale`](Self::scale), on the device of the loss.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the scaler is enabled and the growth
-    /// factor is not above 1 or the backoff factor not below 1.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the scaler is enabled and the scale
+    /// is not finite in `float32`, the growth factor not above 1, or the backoff factor not below 1.
     #[track_caller]
     pub fn new(options: impl IntoOptions<GradScalerOptions>) -> Result<Self> {
         let options = options.into_options();
-        let GradScalerOptions { growth_factor: growth, backoff_factor: backoff, .. } = options;
-        if options.enabled && (growth.is_nan() || growth <= 1.0) {
-            let reason = format!("the growth factor must be above 1, but is {growth}");
-            return Err(Error::invalid("GradScaler", reason));
-        }
-        if options.enabled && (backoff.is_nan() || backoff >= 1.0) {
-            let reason = format!("the backoff factor must be below 1, but is {backoff}");
-            return Err(Error::invalid("GradScaler", reason));
-        }
+        check("GradScaler", &options)?;
         Ok(Self { options, init_growth_tracker: 0, tensors: None, optimizers: Vec::new() })
     }
 
@@ -368,8 +360,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the
-    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker is negative, or 2³¹ or
-    /// more; errors of [`Tensor::to_scalar`].
+    /// empty state of a disabled scaler, if a count is not an integer, if the growth tracker is negative, or 2³¹ or
+    /// more, or if [`GradScaler::new`] refuses the scale or a factor; errors of [`Tensor::to_scalar`].
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         const OP: &str = "load_state_dict";
@@ -394,6 +386,7 @@ impl GradScaler {
             growth_interval,
             enabled,
         };
+        check(OP, &options)?;
         if let Some((scale, tracker)) = &self.tensors {
             no_grad(|| {
                 scale.fill_(options.init_scale)?;
@@ -416,6 +409,24 @@ impl GradScaler {
             }
         }
     }
+}
+
+/// Fails if an enabled scaler cannot have these options.
+#[track_caller]
+fn check(op: &'static str, options: &GradScalerOptions) -> Result<()> {
+    let &GradScalerOptions { init_scale: scale, growth_factor, backoff_factor, .. } = options;
+    let reason = if !options.enabled {
+        return Ok(());
+    } else if !(scale as f32).is_finite() {
+        format!("the scale must be finite in `float32`, but is {scale}")
+    } else if growth_factor.is_nan() || growth_factor <= 1.0 {
+        format!("the growth factor must be above 1, but is {growth_factor}")
+    } else if backoff_factor.is_nan() || backoff_factor >= 1.0 {
+        format!("the backoff factor must be below 1, but is {backoff_factor}")
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(op, reason))
 }
 
 /// Returns a number of a saved state.

@@ -511,10 +511,19 @@ fn a_scaler_continues_from_its_saved_state() -> Result<()> {
         ("growth_interval", tensor(2.5, "cpu")?, "must be an integer"),
         ("_growth_tracker", tensor(1i64 << 31, "cpu")?, "from 0 to 2³¹ - 1"),
         ("_growth_tracker", tensor(-1i64, "cpu")?, "from 0 to 2³¹ - 1"),
+        ("growth_factor", tensor(0.5, "cpu")?, "must be above 1, but is 0.5"),
+        ("growth_factor", tensor(f64::NAN, "cpu")?, "must be above 1, but is NaN"),
+        ("backoff_factor", tensor(1.0, "cpu")?, "must be below 1, but is 1"),
+        ("scale", tensor(f64::NAN, "cpu")?, "must be finite in `float32`, but is NaN"),
+        ("scale", tensor(1e39, "cpu")?, "must be finite in `float32`"),
     ] {
         let mut wrong = state.clone();
         wrong.insert(name, value);
+        let factors = (early.get_growth_factor(), early.get_backoff_factor());
+        let scale = early.get_scale()?;
         refused(early.load_state_dict(&wrong), reason);
+        assert_eq!((early.get_growth_factor(), early.get_backoff_factor()), factors);
+        assert_eq!(early.get_scale()?, scale);
     }
     Ok(())
 }
@@ -545,6 +554,8 @@ fn settings_can_be_read_and_changed() -> Result<()> {
     assert_eq!(scaler.get_scale()?, 32.0);
     refused(GradScaler::new(GradScalerOptions::new().growth_factor(1.0)).map(drop), "above 1");
     refused(GradScaler::new(GradScalerOptions::new().backoff_factor(1.0)).map(drop), "below 1");
+    let endless = GradScalerOptions::new().init_scale(f64::INFINITY);
+    refused(GradScaler::new(endless).map(drop), "must be finite in `float32`, but is inf");
     Ok(())
 }
 
