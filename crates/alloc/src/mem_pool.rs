@@ -113,6 +113,16 @@ impl<B: Backend> CachingAllocator<B> {
         self.shared().add_route(pool, Filter::Stream(B::stream_id(stream)), false)
     }
 
+    /// Serves this thread's requests outside the private pools until the route is dropped, even if earlier routes lead
+    /// to one. Meant for memory that is kept in a cache.
+    #[must_use = "the route ends when this is dropped"]
+    pub fn use_default_pool(&self) -> PoolRoute<B> {
+        let shared = self.shared();
+        let number = shared.routes.next_number();
+        shared.routes.add(number, Filter::Thread(thread::current().id()), None);
+        PoolRoute { shared: Arc::clone(shared), number, capture: false }
+    }
+
     /// Allocates memory for work on `stream` from the pool without a route. If a route leads the
     /// request to another pool, that pool serves it. The same as
     /// [`malloc`](CachingAllocator::malloc) if the pool belongs to another allocator, or is over a
@@ -186,7 +196,7 @@ impl<B: Backend> AllocatorState<B> {
         let number = self.routes.next_number();
         let pool = Arc::clone(&pool.inner);
         if self.can_route_to(&pool) {
-            self.routes.add(number, filter, pool);
+            self.routes.add(number, filter, Some(pool));
         }
         PoolRoute { shared: Arc::clone(self), number, capture }
     }

@@ -77,7 +77,8 @@ pub(crate) enum Filter {
 struct Route<B: Backend> {
     number: u64,
     filter: Filter,
-    pool: Arc<PrivatePool<B>>,
+    /// `None`: the allocator's default pool.
+    pool: Option<Arc<PrivatePool<B>>>,
 }
 
 /// All routes of an allocator.
@@ -105,7 +106,7 @@ impl<B: Backend> Routes<B> {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn add(&self, number: u64, filter: Filter, pool: Arc<PrivatePool<B>>) {
+    pub(crate) fn add(&self, number: u64, filter: Filter, pool: Option<Arc<PrivatePool<B>>>) {
         lock(&self.routes).push(Route { number, filter, pool });
         self.count.fetch_add(1, Ordering::SeqCst);
     }
@@ -119,16 +120,17 @@ impl<B: Backend> Routes<B> {
             at.map(|at| routes.remove(at))
         };
         self.count.fetch_sub(usize::from(route.is_some()), Ordering::SeqCst);
-        route.map(|route| route.pool)
+        route.and_then(|route| route.pool)
     }
 
-    /// Returns the pool for a request of a stream: that of the latest matching route.
+    /// Returns the private pool for a request of a stream: that of the latest matching route, if that route leads to
+    /// one.
     pub(crate) fn find(&self, stream: u64) -> Option<Arc<PrivatePool<B>>> {
         let routes = lock(&self.routes);
         let leads = |route: &&Route<B>| match route.filter {
             Filter::Thread(id) => id == thread::current().id(),
             Filter::Stream(id) => id == stream,
         };
-        routes.iter().rev().find(leads).map(|route| Arc::clone(&route.pool))
+        routes.iter().rev().find(leads).and_then(|route| route.pool.clone())
     }
 }

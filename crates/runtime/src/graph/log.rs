@@ -8,6 +8,7 @@ use warpline_alloc::cuda::CudaBlock;
 use warpline_cuda_sys_safe::owned::Communicator;
 use warpline_cuda_sys_safe::{DriverError, StreamHandle};
 use warpline_stream::{CapturedChecks, CapturedStream, OpNumber, Stream};
+use warpline_sync::atomic::Ordering;
 use warpline_sync::{Mutex, MutexGuard};
 
 use super::bodies::Bodies;
@@ -131,6 +132,12 @@ impl LogRecords {
             !self.twin_of(block.stream_id()).is_some_and(comes_after)
         });
         self.unreleased = unreleased;
+    }
+}
+
+impl Drop for GraphLog {
+    fn drop(&mut self) {
+        self.replayed.graph_dropped.store(true, Ordering::Release);
     }
 }
 

@@ -305,7 +305,7 @@ impl Graph {
         }
         self.runtime.check_stream(stream, OP)?;
         check_device(OP, self.pool().device(), stream)?;
-        if !self.needed.iter().all(|replayed| replayed.load(Ordering::Relaxed)) {
+        if !self.needed.iter().all(|needed| needed.replayed.load(Ordering::Relaxed)) {
             return Err(ErrorKind::NotReplayed.of(OP));
         }
         // A graph with collectives must not wait here: other ranks may wait for work that this
@@ -359,7 +359,7 @@ impl Graph {
         // the storages from outside the pool, the pool, the communicators, and the runtime, which keeps the
         // modules.
         unsafe { replay.enqueue(stream, site) }?;
-        self.log.replayed.store(true, Ordering::Relaxed);
+        self.log.replayed.replayed.store(true, Ordering::Relaxed);
         Ok(())
     }
 }

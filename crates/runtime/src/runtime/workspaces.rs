@@ -5,6 +5,9 @@
 //! on the stream reuses the block in the order of the stream. If two threads launch on one stream at the same time, the
 //! second allocates a block, and one of the two is freed in stream order.
 //!
+//! Pools to which the program routes requests (`MemPool`) serve no workspaces, because a workspace would keep the pool's
+//! memory.
+//!
 //! The device keeps blocks and not storages, because a storage keeps the runtime alive.
 //!
 //! A captured launch allocates its workspace from the graph's pool instead, and frees it at once: the graph owns the
@@ -71,8 +74,12 @@ impl<'a> Workspace<'a> {
         runtime.check_stream(stream, "empty")?;
         let device = runtime.device(stream.device_index())?;
         let (bytes, id) = (device.cublas_workspace_bytes(), stream.id());
+        let allocate = || {
+            let _route = device.allocator().use_default_pool();
+            Storage::device(runtime, bytes, stream)
+        };
         if stream.is_capturing() {
-            let storage = Storage::device(runtime, bytes, stream)?;
+            let storage = allocate()?;
             return Ok(Self { storage: Some(storage), keeper: None });
         }
         let kept = device.workspaces.lock().remove(&id);
@@ -81,7 +88,7 @@ impl<'a> Workspace<'a> {
             None => {
                 // A program may make and drop any number of streams.
                 device.workspaces.lock().retain(|id, _| device.device().has_stream(*id));
-                Storage::device(runtime, bytes, stream)?
+                allocate()?
             }
         };
         Ok(Self { storage: Some(storage), keeper: Some((device, id)) })

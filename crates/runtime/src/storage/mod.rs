@@ -307,6 +307,13 @@ impl Storage {
         self.0.allocated
     }
 
+    /// Returns whether the storage was made in a capture that failed, or whose graph was dropped before its first
+    /// replay. Such a storage never has contents.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.0.member.as_ref().is_some_and(PoolMembership::is_lost)
+    }
+
     /// Returns whether `self` and `other` are the same memory.
     #[must_use]
     pub fn same_as(&self, other: &Self) -> bool {

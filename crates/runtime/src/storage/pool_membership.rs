@@ -8,8 +8,15 @@ use warpline_sync::atomic::{AtomicBool, Ordering};
 
 use super::Uses;
 
-/// Whether the captured work has run. Shared by all storages made in the capture.
-pub(crate) type ReplayedFlag = Arc<AtomicBool>;
+/// Whether captured work has run, and whether it still can. Shared by all storages made in the capture.
+pub(crate) type ReplayedFlag = Arc<ReplayState>;
+
+#[derive(Debug, Default)]
+pub(crate) struct ReplayState {
+    pub(crate) replayed: AtomicBool,
+    /// Whether the capture failed, or its graph was dropped.
+    pub(crate) graph_dropped: AtomicBool,
+}
 
 /// The pool that the storages of a capture lie in.
 pub(crate) trait CapturePool: Debug + Send + Sync {
@@ -46,7 +53,12 @@ impl PoolMembership {
     }
 
     pub(crate) fn was_replayed(&self) -> bool {
-        self.replayed.load(Ordering::Relaxed)
+        self.replayed.replayed.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the captured work never ran and never will.
+    pub(super) fn is_lost(&self) -> bool {
+        self.replayed.graph_dropped.load(Ordering::Acquire) && !self.was_replayed()
     }
 
     pub(super) fn leave(&self, key: usize, uses: &Uses, block: CudaBlock) {

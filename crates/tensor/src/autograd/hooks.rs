@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::meta::AutogradMeta;
 use super::moved::check_not_moved;
 use super::node::{Edge, GradNode, NodeKind, TensorSpec};
-use crate::{Error, ErrorKind, Result, Site, Tensor};
+use crate::{Error, ErrorKind, MemoryFormat, Result, Site, Tensor};
 
 /// A function that is called with a gradient and may return a replacement.
 pub(super) type GradHook = Arc<dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync>;
@@ -235,12 +235,13 @@ impl Tensor {
         Ok(handle)
     }
 
-    /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`). The gradient is
-    /// kept after all hooks have changed it. After an in-place op, the kept gradient is the gradient of the changed
-    /// tensor. Has no effect on a leaf.
+    /// Keeps the gradient of a tensor that is not a leaf in [`Tensor::grad`] (`Tensor.retain_grad`), as a contiguous
+    /// copy. The gradient is kept after all hooks have changed it. After an in-place op, the kept gradient is the
+    /// gradient of the changed tensor. Has no effect on a leaf.
     ///
     /// # Errors
-    /// [`ErrorKind::Gradient`] if the tensor requires no gradient.
+    /// [`ErrorKind::Gradient`] if the tensor requires no gradient. The backward pass fails with the errors of
+    /// [`Tensor::copy`].
     #[track_caller]
     pub fn retain_grad(&self) -> Result<()> {
         if !self.requires_grad() {
@@ -260,7 +261,8 @@ impl Tensor {
                 let tensor = Tensor::from_inner(inner);
                 let meta = AutogradMeta::of(&tensor);
                 let sum = match meta.grad() {
-                    None => grad.clone(),
+                    // The pass and the program may change the memory of `grad` later.
+                    None => grad.copy_in(MemoryFormat::Contiguous)?,
                     Some(former) => former.add(grad)?,
                 };
                 drop(meta.replace_grad(Some(sum)));

@@ -271,7 +271,11 @@ impl Tensor {
         // Free the former copy first, so that the new copy takes its memory. Otherwise the copies of all parameters
         // would move in each step, and the allocator would keep mapping pages at other addresses.
         self.drop_cached_cast();
+        // The copy must not keep the memory of a pool to which the program routes requests.
+        let device = self.storage().cuda_device();
+        let route = device.map(|device| device.allocator().use_default_pool());
         let value = self.converted(dtype)?;
+        drop(route);
         let cast = LeafCast { version, copied: value.storage().version(), stream, value };
         let former = meta.cast().replace(cast.clone());
         if former.is_none() {

@@ -366,6 +366,12 @@ impl Tensor {
         if self.is_contiguous_in(format) {
             return Ok(self.clone());
         }
+        self.copy_in(format)
+    }
+
+    /// Copies the elements to new memory, in the order of `format`.
+    #[track_caller]
+    pub(crate) fn copy_in(&self, format: MemoryFormat) -> Result<Self> {
         let layout = self.layout_in(Some(format))?;
         let copy = self.copied_to(&self.exec()?, layout, self.dtype())?;
         self.recorded_copy("clone", copy)

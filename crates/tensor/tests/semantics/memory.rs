@@ -1,7 +1,8 @@
 //! Tests of rows S14–S18: memory counters of the caching allocator.
 
-use warpline::{Result, RuntimeConfig, SyncPolicy, cuda, empty, ones, rand};
+use warpline::{DType, Result, RuntimeConfig, SyncPolicy, cuda, empty, ones, rand};
 
+use crate::boxes::SimBox;
 use crate::common::{self, World};
 
 const MIB: usize = 1 << 20;
@@ -21,6 +22,26 @@ fn s15_to_s18_with_segments() {
     for row in [allocated, cached, figures, empties] {
         common::worlds_with(1, &config, row);
     }
+}
+
+/// The simulator lists this process. On a real GPU, NVML lists all processes.
+#[test]
+fn the_processes_of_a_device_are_this_one_with_its_memory() {
+    SimBox::lazy(2).enter(|| {
+        let listed = |device: usize| -> Result<usize> {
+            let processes = cuda::list_gpu_processes(device)?.expect("known");
+            let [process] = processes[..] else { panic!("{processes:?}") };
+            assert_eq!(process.pid, std::process::id());
+            Ok(process.memory.expect("known"))
+        };
+        let before = [listed(0)?, listed(1)?];
+        let held = empty([100 * MIB], (DType::U8, 1))?;
+        assert_eq!([listed(0)?, listed(1)?], [before[0], before[1] + 100 * MIB]);
+        drop(held);
+        cuda::empty_cache();
+        assert_eq!(listed(1)?, before[1]);
+        Ok(())
+    });
 }
 
 fn allocated(world: &World) -> Result<()> {

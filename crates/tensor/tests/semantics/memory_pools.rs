@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use warpline::amp::autocast;
 use warpline::cuda::driver::{self, DeviceMemory, ForeignMemory};
 use warpline::cuda::{MemPool, PoolOptions};
 use warpline::{ErrorKind, Result, cuda, empty, ones};
@@ -15,6 +16,7 @@ rows! {
     worlds(1) mem_pools_over_sources gpu_mem_pools_over_sources => sources;
     worlds(1) mem_pools_over_bad_sources gpu_mem_pools_over_bad_sources => bad_sources;
     worlds(1) s36_free_memory_of_a_pool_serves_other_requests gpu_s36_free_memory_of_a_pool_serves_other_requests => used_on_oom;
+    worlds(1) mem_pools_hold_no_caches gpu_mem_pools_hold_no_caches => no_caches;
     worlds(2) mem_pools_are_of_one_device gpu2_mem_pools_are_of_one_device => one_device;
 }
 
@@ -54,6 +56,31 @@ fn serve(world: &World) -> Result<()> {
 
 fn pool(device: usize) -> Result<MemPool> {
     MemPool::new(device, PoolOptions::default())
+}
+
+/// cuBLAS's workspaces and the converted copies of autocast outlive the call that makes them.
+fn no_caches(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let weight = ones([260, 260], device)?.requires_grad_(true)?;
+        let (pool, stream) = (pool(device)?, cuda::exclusive_stream(device, 0)?);
+        let _stream = cuda::stream(&stream)?;
+        let product = || weight.matmul(&weight);
+        let products = cuda::with_mem_pool(&pool, || {
+            Ok::<_, warpline::Error>([product()?, autocast("cuda", (), product)?])
+        })?;
+        assert!(products.iter().all(|product| holds(&pool, product)));
+        let graph = cuda::graph(|| {
+            cuda::with_mem_pool(&pool, || weight.detach().square()?.matmul(&weight.detach()))
+        })?;
+        let (id, segments) = (pool.id(), pool.snapshot());
+        let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+        let largest = blocks.map(|block| block.size).max().unwrap_or(0);
+        assert!(largest < warpline::runtime().device(device)?.cublas_workspace_bytes());
+        drop((products, graph, pool));
+        let of_pool = |s: &&cuda::SegmentInfo| s.device == device && s.segment_pool_id.1 == id;
+        assert_eq!(cuda::memory_snapshot()?.iter().filter(of_pool).count(), 0);
+    }
+    Ok(())
 }
 
 fn panics(_: &World) -> Result<()> {

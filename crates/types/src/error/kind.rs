@@ -169,7 +169,9 @@ pub enum ErrorKind {
         reason: String,
     },
     /// A tensor was created in a capture whose graph has not been replayed yet.
-    #[error("the tensor was created in a capture and has no data yet; replay the graph first")]
+    #[error(
+        "the tensor was created in a capture and has no data yet; replay the graph first, or compute the tensor again if the capture failed"
+    )]
     NotReplayed,
     /// Two uses of the same memory are not ordered, under `SyncPolicy::Manual`. The source is a `Race`.
     #[error("two uses of the same memory are not ordered")]

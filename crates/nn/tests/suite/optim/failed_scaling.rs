@@ -1,6 +1,6 @@
-//! Tests of scaled steps whose launches fail.
+//! Tests of scaled steps whose launches or captures fail.
 
-use warpline::{DType, Device, ErrorKind, Result, ones};
+use warpline::{DType, Device, ErrorKind, Result, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
@@ -57,6 +57,53 @@ fn a_failed_call_does_not_unscale_gradients_twice() {
         scaler.step(&mut sgd)?;
         scaler.update()?;
         assert_eq!(weights[0].detach().to_vec::<f32>()?, [before - 0.5; 4]);
+        Ok(())
+    });
+}
+
+/// A capture that fails, and a graph that is dropped before a replay, neither divided a gradient nor took a step.
+#[test]
+fn a_lost_capture_leaves_the_scaler_usable() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let weight = ones([4], Device::cuda(0))?.requires_grad_(true)?;
+        let mut sgd = SGD::new(vec![weight.clone()], SGDOptions::new().lr(0.5))?;
+        let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(4.0))?;
+        let backward = |scaler: &mut GradScaler| -> Result<()> {
+            weight.set_grad(None)?;
+            scaler.scale(&weight.sum(())?)?.backward()
+        };
+        backward(&mut scaler)?;
+        for (round, lost) in ["unscale_", "step", "graph"].into_iter().enumerate() {
+            // The second attempt is captured or eager.
+            for is_captured in [true, false] {
+                let captured = cuda::graph(|| {
+                    match lost {
+                        "unscale_" => scaler.unscale_(&sgd)?,
+                        _ => scaler.step(&mut sgd)?,
+                    }
+                    // Reads are not allowed in a capture.
+                    if lost == "graph" { Ok(0.0) } else { scaler.get_scale() }
+                });
+                assert_eq!(captured.is_ok(), lost == "graph", "{lost}");
+                drop(captured);
+                refused(scaler.update(), "no gradients were checked since the last update");
+                let mut step = || {
+                    backward(&mut scaler)?;
+                    scaler.step(&mut sgd)?;
+                    scaler.update()
+                };
+                if is_captured {
+                    cuda::graph(step)?.0.replay()?
+                } else {
+                    step()?
+                }
+                let steps = 2 * round + usize::from(!is_captured) + 1;
+                let expected = 1.0 - 0.5 * steps as f32;
+                assert_eq!(weight.detach().to_vec::<f32>()?, [expected; 4], "{lost}");
+            }
+        }
+        assert_eq!(scaler.get_scale()?, 4.0);
         Ok(())
     });
 }

@@ -9,7 +9,7 @@ use warpline::{DType, Device, ErrorKind, Result, SyncPolicy, Tensor, full, ones,
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{
     Adadelta, AdadeltaOptions, Adam, AdamOptions, AdamW, AdamWOptions, GradScaling, Optimizer,
-    RMSprop, RMSpropOptions, SGD, SGDOptions, clip_grad_norm_,
+    ParamGroup, RMSprop, RMSpropOptions, SGD, SGDOptions, clip_grad_norm_,
 };
 
 use crate::boxes::SimBox;
@@ -358,6 +358,31 @@ fn optimizers_that_share_their_first_parameter_are_not_confused() -> Result<()> 
     Ok(())
 }
 
+#[test]
+fn a_group_that_is_added_after_unscale_is_refused() -> Result<()> {
+    let (toy, other) = (Toy::new(Device::Cpu)?, Toy::new(Device::Cpu)?);
+    let (mut sgd, mut scaler) = (toy.sgd()?, GradScaler::new(())?);
+    let backward = |scaler: &mut GradScaler| {
+        toy.backward(scaler, 0.5)?;
+        other.backward(scaler, 0.25)
+    };
+    backward(&mut scaler)?;
+    scaler.unscale_(&sgd)?;
+    sgd.add_param_group(ParamGroup::new(vec![other.weight.clone()]))?;
+    for _ in 0..2 {
+        refused(scaler.step(&mut sgd), "add groups before `unscale_` or after `update`");
+        refused(scaler.unscale_(&sgd), "add groups before `unscale_` or after `update`");
+    }
+    assert_eq!((toy.values()?, other.values()?), (vec![1.0; 4], vec![1.0; 4]));
+    scaler.update()?;
+    sgd.zero_grad()?;
+    backward(&mut scaler)?;
+    scaler.unscale_(&sgd)?;
+    scaler.step(&mut sgd)?;
+    assert_eq!((toy.values()?, other.values()?), (vec![0.5; 4], vec![0.75; 4]));
+    Ok(())
+}
+
 /// The first scaled loss creates the scale, so each replay would reset the scale to its initial value.
 #[test]
 fn the_first_scaled_loss_cannot_be_captured() {
@@ -486,10 +511,19 @@ fn a_scaler_continues_from_its_saved_state() -> Result<()> {
         ("growth_interval", tensor(2.5, "cpu")?, "must be an integer"),
         ("_growth_tracker", tensor(1i64 << 31, "cpu")?, "from 0 to 2³¹ - 1"),
         ("_growth_tracker", tensor(-1i64, "cpu")?, "from 0 to 2³¹ - 1"),
+        ("growth_factor", tensor(0.5, "cpu")?, "must be above 1, but is 0.5"),
+        ("growth_factor", tensor(f64::NAN, "cpu")?, "must be above 1, but is NaN"),
+        ("backoff_factor", tensor(1.0, "cpu")?, "must be below 1, but is 1"),
+        ("scale", tensor(f64::NAN, "cpu")?, "must be finite in `float32`, but is NaN"),
+        ("scale", tensor(1e39, "cpu")?, "must be finite in `float32`"),
     ] {
         let mut wrong = state.clone();
         wrong.insert(name, value);
+        let factors = (early.get_growth_factor(), early.get_backoff_factor());
+        let scale = early.get_scale()?;
         refused(early.load_state_dict(&wrong), reason);
+        assert_eq!((early.get_growth_factor(), early.get_backoff_factor()), factors);
+        assert_eq!(early.get_scale()?, scale);
     }
     Ok(())
 }
@@ -520,6 +554,8 @@ fn settings_can_be_read_and_changed() -> Result<()> {
     assert_eq!(scaler.get_scale()?, 32.0);
     refused(GradScaler::new(GradScalerOptions::new().growth_factor(1.0)).map(drop), "above 1");
     refused(GradScaler::new(GradScalerOptions::new().backoff_factor(1.0)).map(drop), "below 1");
+    let endless = GradScalerOptions::new().init_scale(f64::INFINITY);
+    refused(GradScaler::new(endless).map(drop), "must be finite in `float32`, but is inf");
     Ok(())
 }
 

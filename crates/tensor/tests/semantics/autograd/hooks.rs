@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use super::{grad, leaf};
 use crate::common;
-use warpline::autograd::{queue_callback, reachable_leaves};
+use warpline::autograd::{BackwardOptions, queue_callback, reachable_leaves};
+use warpline::{DType, full};
 
 #[test]
 fn hooks_read_and_change_gradients_in_order_of_registration() {
@@ -76,6 +77,47 @@ fn a_retained_gradient_includes_the_changes_of_hooks() {
         y.register_hook(|grad| grad.mul(10).map(Some))?;
         y.sum(())?.backward()?;
         assert_eq!((grad(&y)?, grad(&x)?), (vec![10.0], vec![30.0]));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_retained_gradient_has_memory_of_its_own() {
+    common::cpu(|_| {
+        let x = leaf(&[2.0, 2.0])?;
+        let (y, seed) = (x.mul(3.0)?, full([2], 5.0, DType::F64)?);
+        y.retain_grad()?;
+        y.backward_with(BackwardOptions::new().gradient(&seed))?;
+        seed.fill_(100)?;
+        assert_eq!(grad(&y)?, [5.0; 2], "the seed is the program's");
+
+        // The gradient of a sum is expanded.
+        let y = x.mul(3.0)?;
+        y.retain_grad()?;
+        y.sum(())?.backward()?;
+        y.grad().unwrap().mul_(4)?;
+        assert_eq!(grad(&y)?, [4.0; 2]);
+
+        let y = x.mul(&full([3, 2], 1.0, DType::F64)?)?;
+        y.retain_grad()?;
+        y.t()?.square()?.sum(())?.backward()?;
+        assert!(y.grad().unwrap().is_contiguous());
+        Ok(())
+    });
+}
+
+#[test]
+fn a_retained_gradient_of_create_graph_is_differentiable() {
+    common::cpu(|_| {
+        let x = leaf(&[2.0])?;
+        let y = x.mul(3.0)?;
+        y.retain_grad()?;
+        y.square()?.sum(())?.backward_with(BackwardOptions::new().create_graph(true))?;
+        let kept = y.grad().unwrap();
+        assert_eq!(kept.item::<f64>()?, 12.0);
+        x.set_grad(None)?;
+        kept.sum(())?.backward()?;
+        assert_eq!(grad(&x)?, [6.0]);
         Ok(())
     });
 }

@@ -37,27 +37,26 @@
 //! # Ok::<(), warpline::Error>(())
 //! ```
 
+mod checked;
+
 use std::borrow::Borrow;
 
 use warpline::__Called as _;
-use warpline::autograd::{check_not_moved, no_grad};
+use warpline::autograd::no_grad;
 use warpline::{
-    DType, Device, Error, IntoOperand, IntoOptions, Result, Scalar, Tensor, TensorOrScalar, full,
-    tensor, zeros,
+    DType, Error, IntoOperand, IntoOptions, Result, Scalar, Tensor, TensorOrScalar, full, tensor,
 };
 use warpline_kernels::optim as kernels;
 
+use self::checked::{CheckedOptimizer, Stage, any, check_grads, forget_lost, record_of};
 use crate::StateDict;
 use crate::optim::{GradScaling, Optimizer, is_capturing};
-
-/// Elements per piece of a gradient that the kernels do not take whole.
-const PIECE: usize = 1 << 30;
 
 warpline::__options! {
     /// Options of [`GradScaler`].
     #[derive(Clone, Copy, Debug, PartialEq)]
     GradScalerOptions [] [] {
-        /// Sets the first scale. Default: 65536.
+        /// Sets the first scale. Must be finite in `float32`. Default: 65536.
         init_scale: f64 = 65536.0, f64;
         /// Sets the factor by which the scale grows after `growth_interval` consecutive steps without an overflow. Must
         /// be above 1. Default: 2.
@@ -76,7 +75,8 @@ warpline::__options! {
 /// [module](self) has an example.
 ///
 /// The scaler identifies an optimizer by its parameters. Call [`update`](Self::update) once per iteration, after
-/// the steps of all optimizers.
+/// the steps of all optimizers. The scaler ignores the checks of gradients in a capture that fails, or whose graph is
+/// dropped before its first replay.
 #[derive(Debug)]
 pub struct GradScaler {
     options: GradScalerOptions,
@@ -88,62 +88,16 @@ pub struct GradScaler {
     optimizers: Vec<CheckedOptimizer>,
 }
 
-/// An optimizer whose gradients were checked.
-#[derive(Debug)]
-struct CheckedOptimizer {
-    parameters: Vec<Tensor>,
-    stage: Stage,
-    /// One mark per device, not zero if a gradient on that device is infinite or NaN.
-    found_inf: Vec<Tensor>,
-}
-
-/// The progress of an optimizer since the last update (`OptState`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Ready,
-    Unscaled,
-    Stepped,
-    /// A call failed when it had begun to divide the gradients by the scale.
-    Failed,
-}
-
-impl Stage {
-    /// Fails if the gradients of an optimizer in this stage must not be divided by the scale.
-    #[track_caller]
-    fn check_undivided(self, op: &'static str) -> Result<()> {
-        let reason = match self {
-            Self::Ready => return Ok(()),
-            Self::Unscaled => {
-                "the gradients of this optimizer were already unscaled since the last `update`"
-            }
-            Self::Stepped => "this optimizer already took its step since the last `update`",
-            Self::Failed => {
-                "an earlier call failed, and some gradients of this optimizer may be unscaled: call `update`, and \
-                 compute the gradients again"
-            }
-        };
-        Err(Error::invalid(op, reason))
-    }
-}
-
 impl GradScaler {
     /// Creates a scaler. Its tensors are created by the first [`scale`](Self::scale), on the device of the loss.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the scaler is enabled and the growth
-    /// factor is not above 1 or the backoff factor not below 1.
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the scaler is enabled and the scale
+    /// is not finite in `float32`, the growth factor not above 1, or the backoff factor not below 1.
     #[track_caller]
     pub fn new(options: impl IntoOptions<GradScalerOptions>) -> Result<Self> {
         let options = options.into_options();
-        let GradScalerOptions { growth_factor: growth, backoff_factor: backoff, .. } = options;
-        if options.enabled && (growth.is_nan() || growth <= 1.0) {
-            let reason = format!("the growth factor must be above 1, but is {growth}");
-            return Err(Error::invalid("GradScaler", reason));
-        }
-        if options.enabled && (backoff.is_nan() || backoff >= 1.0) {
-            let reason = format!("the backoff factor must be below 1, but is {backoff}");
-            return Err(Error::invalid("GradScaler", reason));
-        }
+        check("GradScaler", &options)?;
         Ok(Self { options, init_growth_tracker: 0, tensors: None, optimizers: Vec::new() })
     }
 
@@ -202,7 +156,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer has
-    /// no parameters or was unscaled or stepped since the last update, or if a gradient has dtype `float16`;
+    /// no parameters or was unscaled or stepped since the last update, if a gradient has dtype `float16`, or if a
+    /// parameter group was added since the gradients were unscaled;
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of the launches.
     /// After a failed launch, some gradients may be unscaled, so `unscale_` and `step` fail until the next
     /// [`update`](Self::update).
@@ -213,7 +168,7 @@ impl GradScaler {
         }
         const OP: &str = "unscale_";
         let scale = self.tensors(OP)?.0.clone();
-        let of = self.checked(OP, optimizer)?;
+        let of = record_of(&mut self.optimizers, OP, optimizer)?;
         of.stage.check_undivided(OP)?;
         no_grad(|| check_grads(of, optimizer, Some(&scale))).of(OP)
     }
@@ -223,9 +178,10 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer
-    /// already took a step since the last update, if none of its parameters has a gradient, or if a gradient is of
-    /// `float16` and the optimizer's step does not unscale it; errors of [`Optimizer::step`]. After a failed launch,
-    /// some gradients may be unscaled, so `unscale_` and `step` fail until the next [`update`](Self::update).
+    /// already took a step since the last update, if none of its parameters has a gradient, if a parameter group
+    /// was added after [`unscale_`](Self::unscale_), or if a gradient is of `float16` and the optimizer's step does not
+    /// unscale it; errors of [`Optimizer::step`]. After a failed launch, some gradients may be unscaled, so `unscale_`
+    /// and `step` fail until the next [`update`](Self::update).
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         if !self.options.enabled {
@@ -234,7 +190,7 @@ impl GradScaler {
         const OP: &str = "step";
         let scale = self.tensors(OP)?.0.clone();
         let is_fused = optimizer.supports_grad_scaling();
-        let of = self.checked(OP, optimizer)?;
+        let of = record_of(&mut self.optimizers, OP, optimizer)?;
         if of.stage != Stage::Unscaled {
             of.stage.check_undivided(OP)?;
             let scale = (!is_fused).then_some(&scale);
@@ -272,6 +228,7 @@ impl GradScaler {
             return Ok(());
         }
         const OP: &str = "update";
+        forget_lost(&mut self.optimizers);
         let (scale, tracker) = self.tensors(OP)?;
         let checked = self.optimizers.iter().filter(|of| of.stage != Stage::Failed);
         let marks: Vec<Tensor> = checked.flat_map(|of| of.found_inf.iter().cloned()).collect();
@@ -403,8 +360,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if an entry is missing, such as in the
-    /// empty state of a disabled scaler, if a count is not an integer, or if the growth tracker is negative, or 2³¹ or
-    /// more; errors of [`Tensor::to_scalar`].
+    /// empty state of a disabled scaler, if a count is not an integer, if the growth tracker is negative, or 2³¹ or
+    /// more, or if [`GradScaler::new`] refuses the scale or a factor; errors of [`Tensor::to_scalar`].
     #[track_caller]
     pub fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         const OP: &str = "load_state_dict";
@@ -429,6 +386,7 @@ impl GradScaler {
             growth_interval,
             enabled,
         };
+        check(OP, &options)?;
         if let Some((scale, tracker)) = &self.tensors {
             no_grad(|| {
                 scale.fill_(options.init_scale)?;
@@ -451,111 +409,24 @@ impl GradScaler {
             }
         }
     }
-
-    /// Returns the record of an optimizer, and creates it in the first call since the last update.
-    #[track_caller]
-    fn checked(
-        &mut self,
-        op: &'static str,
-        optimizer: &dyn Optimizer,
-    ) -> Result<&mut CheckedOptimizer> {
-        let parameters = optimizer.parameters();
-        if parameters.is_empty() {
-            return Err(Error::invalid(op, "the optimizer has no parameters"));
-        }
-        let is_of = |of: &CheckedOptimizer| {
-            of.parameters.len() == parameters.len()
-                && of.parameters.iter().zip(&parameters).all(|(a, b)| a.is_same(b))
-        };
-        let known = self.optimizers.iter().position(is_of);
-        let at = known.unwrap_or_else(|| {
-            self.optimizers.push(CheckedOptimizer {
-                parameters,
-                stage: Stage::Ready,
-                found_inf: Vec::new(),
-            });
-            self.optimizers.len() - 1
-        });
-        Ok(&mut self.optimizers[at])
-    }
 }
 
-/// Checks the gradients of an optimizer's parameters, and divides them by `scale` if there is one.
+/// Fails if an enabled scaler cannot have these options.
 #[track_caller]
-fn check_grads(
-    of: &mut CheckedOptimizer,
-    optimizer: &dyn Optimizer,
-    scale: Option<&Tensor>,
-) -> Result<()> {
-    let mut buckets: Vec<(Device, DType, Vec<Tensor>)> = Vec::new();
-    let mut copies = Vec::new();
-    for parameter in optimizer.parameters() {
-        check_not_moved("unscale_", &parameter)?;
-        let Some(grad) = parameter.grad().map(|grad| grad.detach()) else { continue };
-        if scale.is_some() && grad.dtype() == DType::F16 {
-            let reason = "a gradient is of f16, where unscaled gradients underflow: keep the parameters in f32 and \
-                          compute in a region of autocast";
-            return Err(Error::invalid("unscale_", reason));
-        }
-        let key = (grad.device(), grad.dtype());
-        let at = buckets.iter().position(|bucket| (bucket.0, bucket.1) == key);
-        let at = at.unwrap_or_else(|| {
-            buckets.push((key.0, key.1, Vec::new()));
-            buckets.len() - 1
-        });
-        if kernels::takes(grad.as_view()) {
-            buckets[at].2.push(grad);
-            continue;
-        }
-        let flat = grad.contiguous()?.view([-1])?;
-        for start in (0..flat.numel()).step_by(PIECE) {
-            let length = PIECE.min(flat.numel() - start);
-            buckets[at].2.push(flat.narrow(0, start, length)?);
-        }
-        if scale.is_some() && !grad.is_contiguous() {
-            copies.push((grad, flat));
-        }
-    }
-    let (mut marks, mut launches): (Vec<Tensor>, Vec<_>) = Default::default();
-    for (device, _, grads) in &buckets {
-        let known = marks.iter().find(|mark| mark.device() == *device).cloned();
-        let mark = match known {
-            Some(mark) => mark,
-            None => {
-                let mark = zeros([], (DType::F32, *device))?;
-                marks.push(mark.clone());
-                mark
-            }
-        };
-        launches.push((grads, mark, scale.map(|scale| scale.to(*device)).transpose()?));
-    }
-    // A failure of a later launch leaves the gradients of earlier launches divided.
-    if scale.is_some() {
-        of.stage = Stage::Failed;
-    }
-    for (grads, mark, scale) in launches {
-        let views: Vec<_> = grads.iter().map(Tensor::as_view).collect();
-        let (exec, scale) = (mark.exec()?, scale.as_ref().map(Tensor::as_view));
-        kernels::check_and_unscale(exec.target(), &views, scale, mark.as_view())?;
-    }
-    for (grad, flat) in copies {
-        grad.copy_(&flat.view_as(&grad)?, ())?;
-    }
-    if scale.is_some() {
-        of.stage = Stage::Unscaled;
-    }
-    of.found_inf = marks;
-    Ok(())
-}
-
-/// Returns 1 on `device` if a mark is set, and 0 otherwise.
-#[track_caller]
-fn any(marks: &[Tensor], device: Device) -> Result<Tensor> {
-    let mut all = marks[0].to(device)?;
-    for mark in &marks[1..] {
-        all = all.maximum(&mark.to(device)?)?;
-    }
-    Ok(all)
+fn check(op: &'static str, options: &GradScalerOptions) -> Result<()> {
+    let &GradScalerOptions { init_scale: scale, growth_factor, backoff_factor, .. } = options;
+    let reason = if !options.enabled {
+        return Ok(());
+    } else if !(scale as f32).is_finite() {
+        format!("the scale must be finite in `float32`, but is {scale}")
+    } else if growth_factor.is_nan() || growth_factor <= 1.0 {
+        format!("the growth factor must be above 1, but is {growth_factor}")
+    } else if backoff_factor.is_nan() || backoff_factor >= 1.0 {
+        format!("the backoff factor must be below 1, but is {backoff_factor}")
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(op, reason))
 }
 
 /// Returns a number of a saved state.
