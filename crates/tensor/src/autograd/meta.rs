@@ -260,7 +260,6 @@ impl Tensor {
     /// `SyncPolicy::Manual` if the current stream is a different one.
     #[track_caller]
     pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
-        let (version, stream) = (self.storage().version(), self.current_stream());
         let meta = AutogradMeta::of(self);
         if let Some(known) = &*meta.cast()
             && known.is_of(self)
@@ -271,14 +270,21 @@ impl Tensor {
         // Free the former copy first, so that the new copy takes its memory. Otherwise the copies of all parameters
         // would move in each step, and the allocator would keep mapping pages at other addresses.
         self.drop_cached_cast();
-        let value = self.converted(dtype)?;
-        let cast = LeafCast { version, copied: value.storage().version(), stream, value };
+        let cast = self.new_cast(dtype)?;
         let former = meta.cast().replace(cast.clone());
         if former.is_none() {
             remember_converted(self);
         }
         drop(former);
         Ok(cast)
+    }
+
+    /// Converts the elements of a leaf, without a gradient.
+    #[track_caller]
+    pub(crate) fn new_cast(&self, dtype: DType) -> Result<LeafCast> {
+        let (version, stream) = (self.storage().version(), self.current_stream());
+        let value = self.converted(dtype)?;
+        Ok(LeafCast { version, copied: value.storage().version(), stream, value })
     }
 
     /// Frees the copy of [`Tensor::cached_cast`].
