@@ -57,6 +57,15 @@ pub(super) struct PassOptions {
     pub(super) retain_graph: bool,
     /// Records the pass itself.
     pub(super) create_graph: bool,
+    /// Leaves the hooks of leaves to another pass, which receives the gradients of this one.
+    pub(super) skips_leaf_hooks: bool,
+}
+
+impl PassOptions {
+    pub(super) fn new(retain_graph: bool, create_graph: bool) -> Self {
+        let retain_graph = retain_graph || create_graph;
+        Self { retain_graph, create_graph, skips_leaf_hooks: false }
+    }
 }
 
 /// Identifies a node while the graph keeps it alive.
@@ -332,7 +341,9 @@ impl BackwardPass {
             // Checked before the hooks run, because a moved leaf shares its hooks with its replacement.
             check_not_moved("", leaf).map_err(|error| self.attribute(error))?;
         }
-        with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
+        if !(self.options.skips_leaf_hooks && matches!(node.kind, NodeKind::Accumulator(_))) {
+            with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
+        }
         let captured = !captures.is_empty();
         for (output, place) in captures {
             if let (Some(slot), Some(grad)) = (self.captured.get_mut(place), grads.get(output)) {
