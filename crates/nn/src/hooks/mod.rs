@@ -11,8 +11,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use warpline::autograd::{HookHandle, HookList, Reclaimed};
-use warpline::{Result, Tensor};
+use warpline::autograd::{HookHandle, HookList, Reclaimed, is_making_graphed_callables};
+use warpline::{Error, Result, Tensor};
 
 pub use backward::Grads;
 use backward::{BackwardHook, BackwardHooks};
@@ -141,13 +141,20 @@ where
     /// Calls the pre-hooks, the module and the forward hooks. The input is a value or a reference.
     ///
     /// # Errors
-    /// Errors of the module and of the hooks.
+    /// Errors of the module and of the hooks. [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if
+    /// there are hooks and [`make_graphed_callables`](warpline::cuda::make_graphed_callables) runs this call.
     #[track_caller]
     pub fn forward(&self, input: impl Borrow<I>) -> Result<M::Output> {
         let (before, after, backward) = {
             let lists = self.hooks.lists();
             (copied(&lists.before), copied(&lists.after), copied(&lists.backward))
         };
+        let has_hooks = !(before.is_empty() && after.is_empty() && backward.is_empty());
+        if has_hooks && is_making_graphed_callables() {
+            let reason =
+                "a module has hooks, but replays do not call hooks; remove the hooks of the module";
+            return Err(Error::invalid("make_graphed_callables", reason));
+        }
         let mut input = input.borrow().clone();
         for hook in before {
             if let Some(other) = hook(&self.module, &input)? {

@@ -4,7 +4,8 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use warpline::autograd::{HookHandle, no_grad};
-use warpline::{ErrorKind, Result, Tensor, ones, tensor};
+use warpline::cuda::{Callable, make_graphed_callables};
+use warpline::{ErrorKind, Result, Tensor, ones, simulated, tensor, with_runtime};
 use warpline_nn::{Apply, Embedding, Hooked, LSTM, Linear, Module, ReLU, Sequential};
 
 use crate::common::{World, worlds};
@@ -215,4 +216,33 @@ fn a_hook_that_uses_its_module_when_it_is_dropped_does_not_block() -> Result<()>
     handles.into_iter().for_each(HookHandle::remove);
     assert_eq!(taken(&seen), ["Ok(2.0)"; 3]);
     Ok(())
+}
+
+/// Hooks of modules would run in the capture only.
+#[test]
+fn a_module_with_hooks_cannot_be_graphed() {
+    with_runtime(&simulated(1).unwrap(), || {
+        let module = doubling(warpline::Device::cuda(0))?;
+        let x = ones([1, 1], "cuda")?;
+        let make = || {
+            let callable = Callable::new(|x| Ok(vec![module.forward(&x[0])?]), &[&x]);
+            make_graphed_callables([callable], ())
+        };
+        for handle in [
+            module.register_forward_pre_hook(|_, _| Ok(None)),
+            module.register_forward_hook(|_, _, _| Ok(None)),
+            module.register_full_backward_hook(|_, _| Ok(None)),
+        ] {
+            let error = make().unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
+            assert!(error.to_string().contains("a module has hooks"), "{error}");
+            assert!(error.location().is_some_and(|at| at.file() == file!()), "{error}");
+            module.forward(&x)?;
+            handle.remove();
+        }
+        let [graphed] = make()?;
+        assert_eq!(graphed.call(&[&x])?[0].to_vec::<f32>()?, [2.0]);
+        Ok::<_, warpline::Error>(())
+    })
+    .unwrap();
 }

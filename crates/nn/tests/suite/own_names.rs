@@ -46,6 +46,7 @@ const HIDDEN: &[(&str, &str)] = &[
     ("assert_module", MACROS),
     ("warn", CRATES),
     ("begin", CRATES),
+    ("is_making_graphed_callables", CRATES),
     ("current", PRIVATE),
     ("delete", PRIVATE),
     ("here", CRATES),

@@ -8,12 +8,17 @@
 //! state until the leaf's version changes, for this region and later regions. The recorded conversion belongs to one
 //! region and thread, so a region that uses a parameter twice adds both gradients in the low precision, as PyTorch
 //! does.
+//!
+//! Each replay must convert the current values of a leaf, so a capture reads only its own conversions, and no other work
+//! reads these. The body of a conditional node is a capture of its own, because a loop may change a leaf between two runs
+//! of its body.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
+use warpline_stream::Stream;
 
 use super::Policy;
 use crate::autograd::{AutocastMode, AutocastModes, LeafCast, ModeGuard, should_record};
@@ -25,14 +30,44 @@ use crate::{DType, Error, Result, Tensor};
 static CONVERTED: Mutex<Vec<Weak<TensorInner>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The converted leaves of this thread's region, by address and dtype.
-    static CASTS: RefCell<HashMap<(usize, DType), RegionCast>> = RefCell::default();
+    /// The converted leaves of this thread's region, by address and dtype. An entry has one conversion for each capture,
+    /// and one for work outside captures.
+    static CASTS: RefCell<HashMap<(usize, DType), Vec<RegionCast>>> = RefCell::default();
 }
 
-/// A converted leaf, recorded as an op on the leaf.
+/// A converted leaf. Outside captures, the conversion is recorded as an op on the leaf.
 struct RegionCast {
     leaf: Tensor,
     cast: LeafCast,
+    /// A twin in the capture that contains the conversion.
+    capture: Option<Stream>,
+}
+
+impl RegionCast {
+    fn is_in(&self, capture: Option<&Stream>) -> bool {
+        match (&self.capture, capture) {
+            (None, None) => true,
+            (Some(own), Some(other)) => own.shares_capture(other),
+            _ => false,
+        }
+    }
+}
+
+/// Drops the conversions of this thread's region that captures contained, when the capture that owns this value has
+/// ended. The conversions of other captures in progress stay.
+pub(crate) struct CaptureCasts;
+
+impl Drop for CaptureCasts {
+    fn drop(&mut self) {
+        let is_over =
+            |cast: &mut RegionCast| cast.capture.as_ref().is_some_and(|twin| !twin.is_capturing());
+        // The tensors are dropped outside the borrow, as in `drop_casts`.
+        let ended = CASTS.try_with(|casts| -> Vec<_> {
+            let mut casts = casts.borrow_mut();
+            casts.values_mut().flat_map(|entry| entry.extract_if(.., is_over)).collect()
+        });
+        drop(ended);
+    }
 }
 
 /// Drops the recorded conversions of this thread's region.
@@ -72,7 +107,8 @@ pub fn clear_autocast_cache() {
     let (runtime, mut leaves) = (crate::runtime(), Vec::new());
     let is_own = |leaf: &Tensor| leaf.storage().runtime().same_as(&runtime);
     let casts = CASTS.try_with(|casts| -> Vec<_> {
-        casts.borrow_mut().extract_if(|_, cast| is_own(&cast.leaf)).collect()
+        let is_own = |entry: &[RegionCast]| entry.iter().any(|cast| is_own(&cast.leaf));
+        casts.borrow_mut().extract_if(|_, entry| is_own(entry)).collect()
     });
     drop(casts);
     // Threads of other runtimes must find their leaves at any time, so the list stays locked. Each leaf lives until the
@@ -184,35 +220,46 @@ fn closed() -> ModeGuard {
 /// Converts a tensor, or takes a leaf's conversion from the cache.
 #[track_caller]
 fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
-    let is_cached = cache
-        && tensor.dtype() == DType::F32
-        && tensor.is_leaf_parameter()
-        // A capture converts at each use, because each replay must convert the values that the leaf has then.
-        && !matches!(tensor.exec()?, Exec::Cuda(_, _, stream) if stream.is_capturing());
-    if !is_cached {
+    if !cache || tensor.dtype() != DType::F32 || !tensor.is_leaf_parameter() {
         if !cache && tensor.is_leaf_parameter() {
             tensor.drop_cached_cast();
         }
         return tensor.in_dtype(dtype);
     }
+    let capture = match tensor.exec()? {
+        Exec::Cuda(_, _, stream) => stream.captured().map(|captured| captured.twin().clone()),
+        Exec::Cpu(..) => None,
+    };
     let key = (Arc::as_ptr(tensor.inner()).addr(), dtype);
     let records = should_record(&[tensor]);
     let known = CASTS.with_borrow(|casts| {
-        let known = casts.get(&key)?;
-        let is_current = records && known.leaf.is_same(tensor) && known.cast.is_of(tensor);
-        is_current.then(|| known.cast.value.clone())
+        let known = casts.get(&key)?.iter().find(|cast| cast.is_in(capture.as_ref()))?;
+        known.cast.is_of(tensor).then(|| known.cast.clone())
     });
-    if let Some(recorded) = known {
-        return Ok(recorded);
-    }
-    let mut cast = tensor.cached_cast(dtype)?;
-    if !records {
+    let mut cast = match known {
+        Some(cast) if !records => return Ok(cast.value.detach()),
+        Some(cast) if cast.value.requires_grad() => return Ok(cast.value),
+        Some(cast) => cast,
+        None if capture.is_some() => tensor.new_cast(dtype)?,
+        None => tensor.cached_cast(dtype)?,
+    };
+    if records {
+        cast.value = tensor.recorded_copy("to_copy", cast.value.detach())?;
+    } else if capture.is_none() {
         return Ok(cast.value);
     }
-    let recorded = tensor.recorded_copy("to_copy", cast.value.detach())?;
-    cast.value = recorded.clone();
-    let cast = RegionCast { leaf: tensor.clone(), cast };
-    let former = CASTS.with_borrow_mut(|casts| casts.insert(key, cast));
+    let value = cast.value.clone();
+    let cast = RegionCast { leaf: tensor.clone(), cast, capture };
+    let former = CASTS.with_borrow_mut(|casts| {
+        let entry = casts.entry(key).or_default();
+        match entry.iter_mut().find(|former| former.is_in(cast.capture.as_ref())) {
+            Some(former) => Some(std::mem::replace(former, cast)),
+            None => {
+                entry.push(cast);
+                None
+            }
+        }
+    });
     drop(former);
-    Ok(recorded)
+    Ok(value)
 }

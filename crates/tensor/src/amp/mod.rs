@@ -34,7 +34,7 @@ macro_rules! autocast_operands {
 pub(crate) use autocast_operands;
 pub use cast::clear_autocast_cache;
 pub(crate) use cast::{
-    cast_inputs, cast_operands, casts, drop_casts, keep_operands, remember_converted,
+    CaptureCasts, cast_inputs, cast_operands, casts, drop_casts, keep_operands, remember_converted,
 };
 pub(crate) use warpline_kernels::autocast::Policy;
 
@@ -68,8 +68,8 @@ impl From<DType> for AutocastOptions {
 /// (`torch.autocast`). Call [`Tensor::backward`](crate::Tensor::backward) outside the region. [`AutocastGuard`] opens
 /// the same region to the end of a block.
 ///
-/// A parameter of `float32` is converted once, and again only after it was changed. While a graph is captured, it is
-/// converted at each use, so that replays convert its current values.
+/// A parameter of `float32` is converted once, and again only after it was changed. A capture converts a parameter itself,
+/// once in each region, so that replays convert its current values.
 ///
 /// ```
 /// use warpline::{DType, amp, ones};

@@ -109,8 +109,8 @@ where
         }
         let wanted: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
         let options = GradOptions::new().allow_unused(true).grad_outputs(&given);
-        let mut found =
-            grad_at(context.inputs.node.call.location, &roots, &wanted, options)?.into_iter();
+        let (location, pass) = (context.inputs.node.call.location, PassOptions::default());
+        let mut found = grad_at(location, &roots, &wanted, options, pass)?.into_iter();
         let of = |input: &Tensor| if input.requires_grad() { found.next().flatten() } else { None };
         Ok(inputs.iter().map(of).collect())
     }

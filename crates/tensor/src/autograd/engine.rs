@@ -19,9 +19,10 @@
 //! # Streams
 //!
 //! A node runs with the stream of its op as the current stream. An accumulator, which has no op, has the
-//! stream that was current when the leaf was first used in the graph. A node of an op whose result is on
-//! the CPU has no stream, and runs under the streams of the calling thread. Gradients of one result are
-//! summed on the stream of the node that receives them.
+//! stream that was current when the leaf was first used in the graph. It runs on the thread's current stream
+//! instead if only one of the two streams is captured, or if they belong to different captures. A node of an op
+//! whose result is on the CPU has no stream, and runs under the streams of the calling thread. Gradients of one
+//! result are summed on the stream of the node that receives them.
 //!
 //! Under `SyncPolicy::Auto`, the launch path orders the streams. Under `Manual`, a node's stream waits
 //! for the stream of each node that passes it a gradient, and for the thread's current stream if the
@@ -29,6 +30,7 @@
 //! each device waiting for the device's streams on which gradients arrived. As in PyTorch, this covers
 //! devices without a root.
 
+use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::panic::Location;
@@ -55,6 +57,15 @@ pub(super) struct PassOptions {
     pub(super) retain_graph: bool,
     /// Records the pass itself.
     pub(super) create_graph: bool,
+    /// Leaves the hooks of leaves to another pass, which receives the gradients of this one.
+    pub(super) skips_leaf_hooks: bool,
+}
+
+impl PassOptions {
+    pub(super) fn new(retain_graph: bool, create_graph: bool) -> Self {
+        let retain_graph = retain_graph || create_graph;
+        Self { retain_graph, create_graph, skips_leaf_hooks: false }
+    }
 }
 
 /// Identifies a node while the graph keeps it alive.
@@ -295,7 +306,7 @@ impl BackwardPass {
         if progress.grads.len() < edge.node.outputs {
             progress.grads.resize(edge.node.outputs, None);
         }
-        order_streams(&grad, producer, edge.node.stream.as_ref())?;
+        order_streams(&grad, producer, node_stream(&self.runtime, &edge.node)?.as_deref())?;
         let Some(slot) = progress.grads.get_mut(edge.output) else { return Ok(()) };
         *slot = Some(match slot.take() {
             None => grad,
@@ -330,15 +341,17 @@ impl BackwardPass {
             // Checked before the hooks run, because a moved leaf shares its hooks with its replacement.
             check_not_moved("", leaf).map_err(|error| self.attribute(error))?;
         }
-        with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
+        if !(self.options.skips_leaf_hooks && matches!(node.kind, NodeKind::Accumulator(_))) {
+            with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
+        }
         let captured = !captures.is_empty();
         for (output, place) in captures {
             if let (Some(slot), Some(grad)) = (self.captured.get_mut(place), grads.get(output)) {
                 slot.clone_from(grad);
             }
         }
-        if captured && let Some(stream) = &node.stream {
-            self.leaf_streams.push(stream.clone());
+        if captured {
+            self.leaf_streams.extend(node_stream(&self.runtime, node)?.map(Cow::into_owned));
         }
         if let NodeKind::Accumulator(leaf) = &node.kind {
             if self.needed.is_some() {
@@ -349,7 +362,7 @@ impl BackwardPass {
                 with_node_stream(&self.runtime, node, || accumulate(leaf, grad, create_graph))
                     .map_err(|error| self.attribute(error))?;
                 with_node_stream(&self.runtime, node, || call_leaf_hooks(leaf))?;
-                self.leaf_streams.extend(node.stream.clone());
+                self.leaf_streams.extend(node_stream(&self.runtime, node)?.map(Cow::into_owned));
             }
             return Ok(());
         }
@@ -411,14 +424,32 @@ impl BackwardPass {
     }
 }
 
+/// Returns the stream on which a node runs. An accumulator belongs to no op, and an earlier graph may have created it,
+/// so its stream may be outside the capture of this pass.
+fn node_stream<'n>(runtime: &Runtime, node: &'n GradNode) -> Result<Option<Cow<'n, Stream>>> {
+    let Some(stream) = &node.stream else { return Ok(None) };
+    if matches!(node.kind, NodeKind::Accumulator(_)) {
+        let current = runtime.devices()?.current_stream(stream.device_index())?;
+        let shares_capture = match (stream.captured(), current.captured()) {
+            (None, None) => true,
+            (Some(own), Some(other)) => own.twin().shares_capture(other.twin()),
+            _ => false,
+        };
+        if !shares_capture {
+            return Ok(Some(Cow::Owned(current)));
+        }
+    }
+    Ok(Some(Cow::Borrowed(stream)))
+}
+
 /// Runs `f` with the node's stream as the current stream.
 fn with_node_stream<R>(
     runtime: &Runtime,
     node: &GradNode,
     f: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    let Some(stream) = &node.stream else { return f() };
-    let _guard = runtime.devices()?.stream_guard(stream)?;
+    let Some(stream) = node_stream(runtime, node)? else { return f() };
+    let _guard = runtime.devices()?.stream_guard(&stream)?;
     f()
 }
 

@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::node::{GradNode, NodeKind};
-use crate::Tensor;
+use super::node::{GradNode, NodeKind, current_thread};
+use crate::{Site, Tensor};
 
 /// Returns the leaves to which a backward pass from `roots` passes gradients, each once. Leaves that are used only
 /// inside a checkpoint are not in the graph.
@@ -33,6 +33,22 @@ pub fn reachable_leaves<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Vec<
 pub(crate) fn has_node<'t>(roots: impl IntoIterator<Item = &'t Tensor>, name: &str) -> bool {
     let mut found = false;
     for_each_node(roots, |node| found |= node.name == name);
+    found
+}
+
+/// Returns the call of an op that a backward pass from `roots` reaches, and that this thread recorded before its op
+/// `number` ([`next_op`](super::next_op)).
+pub(crate) fn op_before<'t>(
+    roots: impl IntoIterator<Item = &'t Tensor>,
+    number: u64,
+) -> Option<Site> {
+    let mut found = None;
+    for_each_node(roots, |node| {
+        let is_before = |(thread, own)| thread == current_thread() && own < number;
+        if node.recorded.is_some_and(is_before) {
+            found = Some(node.call);
+        }
+    });
     found
 }
 

@@ -260,7 +260,6 @@ impl Tensor {
     /// `SyncPolicy::Manual` if the current stream is a different one.
     #[track_caller]
     pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
-        let (version, stream) = (self.storage().version(), self.current_stream());
         let meta = AutogradMeta::of(self);
         if let Some(known) = &*meta.cast()
             && known.is_of(self)
@@ -274,15 +273,22 @@ impl Tensor {
         // The copy must not keep the memory of a pool to which the program routes requests.
         let device = self.storage().cuda_device();
         let route = device.map(|device| device.allocator().use_default_pool());
-        let value = self.converted(dtype)?;
+        let cast = self.new_cast(dtype)?;
         drop(route);
-        let cast = LeafCast { version, copied: value.storage().version(), stream, value };
         let former = meta.cast().replace(cast.clone());
         if former.is_none() {
             remember_converted(self);
         }
         drop(former);
         Ok(cast)
+    }
+
+    /// Converts the elements of a leaf, without a gradient.
+    #[track_caller]
+    pub(crate) fn new_cast(&self, dtype: DType) -> Result<LeafCast> {
+        let (version, stream) = (self.storage().version(), self.current_stream());
+        let value = self.converted(dtype)?;
+        Ok(LeafCast { version, copied: value.storage().version(), stream, value })
     }
 
     /// Frees the copy of [`Tensor::cached_cast`].

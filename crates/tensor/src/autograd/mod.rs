@@ -46,18 +46,21 @@ pub use function::{Function, ToSave};
 pub use gradcheck::{GradcheckOptions, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, HookList};
 pub use leaves::reachable_leaves;
+#[doc(hidden)]
+pub use mode::is_making_graphed_callables;
 pub use mode::{
     ModeGuard, Modes, detect_anomaly, enable_grad, inference_mode, is_anomaly_enabled,
     is_grad_enabled, is_inference_mode_enabled, no_grad, set_grad_enabled,
 };
 pub use moved::{check_not_moved, mark_moved, moved_to};
 pub use node::Gradients;
+pub(crate) use node::next_op;
 #[doc(hidden)]
 pub use reclaim::{DeferredDrops, Reclaimed};
 pub use tensor_methods::{BackwardOptions, BackwardTensorsOptions, GradOptions, backward, grad};
 
 pub(crate) use elementwise::{elementwise, elementwise_as, finish_in_place, prepare_in_place};
-pub(crate) use leaves::{for_each_saved, has_node};
+pub(crate) use leaves::{for_each_saved, has_node, op_before};
 pub(crate) use meta::{AutogradSlot, LeafCast};
 pub(crate) use mode::{AutocastMode, AutocastModes};
 pub(crate) use op_backward::{NodeInputs, OpBackward, linear};
@@ -66,4 +69,5 @@ pub(crate) use record::{
     should_record, should_record_in_place,
 };
 pub(crate) use saved::{Saved, saved};
+pub(crate) use tensor_methods::grad_before_leaf_hooks;
 pub(crate) use views::{embed, reshape_back};

@@ -11,6 +11,8 @@ pub(super) struct ThreadModes {
     pub(super) grad: bool,
     pub(super) inference: bool,
     anomaly: bool,
+    /// Whether `make_graphed_callables` runs a function of the program.
+    graphed: bool,
     autocast: AutocastModes,
 }
 
@@ -69,6 +71,7 @@ thread_local! {
         grad: true,
         inference: false,
         anomaly: false,
+        graphed: false,
         autocast: AutocastModes::NONE,
     }) };
 }
@@ -76,6 +79,13 @@ thread_local! {
 #[inline]
 pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
+}
+
+/// Returns whether this thread runs a function of [`make_graphed_callables`](crate::cuda::make_graphed_callables).
+#[doc(hidden)]
+#[must_use]
+pub fn is_making_graphed_callables() -> bool {
+    get().graphed
 }
 
 /// A guard that sets whether this thread records ops, until the guard is dropped. Each constructor sets the
@@ -130,6 +140,11 @@ impl ModeGuard {
     /// [`inference_mode`].
     pub fn inference_mode() -> Self {
         Self::new(|mode| (mode.grad, mode.inference) = (false, true))
+    }
+
+    /// Sets the modes of a function that `make_graphed_callables` runs.
+    pub(crate) fn graphed() -> Self {
+        Self::new(|mode| (mode.grad, mode.graphed) = (true, true))
     }
 
     /// Changes the regions of autocast.

@@ -100,8 +100,13 @@ fn next_sequence_nr() -> u64 {
     NEXT.replace(NEXT.get() + 1)
 }
 
+/// Returns the sequence number of the node that this thread creates next.
+pub(crate) fn next_op() -> u64 {
+    NEXT.get()
+}
+
 /// Returns the id of this thread, without the reference count that `thread::current` changes.
-fn current_thread() -> ThreadId {
+pub(super) fn current_thread() -> ThreadId {
     THREAD.with(|&id| id)
 }
 

@@ -192,8 +192,7 @@ impl<'a> From<&'a Tensor> for BackwardOptions<'a> {
 
 impl BackwardOptions<'_> {
     pub(super) fn pass(&self) -> PassOptions {
-        let Self { retain_graph, create_graph, .. } = *self;
-        PassOptions { retain_graph: retain_graph || create_graph, create_graph }
+        PassOptions::new(self.retain_graph, self.create_graph)
     }
 }
 
@@ -326,7 +325,21 @@ pub fn grad<'a>(
     inputs: &[&Tensor],
     options: impl IntoOptions<GradOptions<'a>>,
 ) -> Result<Vec<Option<Tensor>>> {
-    grad_at(Location::caller(), outputs, inputs, options.into_options())
+    let options = options.into_options();
+    let pass = PassOptions::new(options.retain_graph, options.create_graph);
+    grad_at(Location::caller(), outputs, inputs, options, pass)
+}
+
+/// Computes [`grad`] without the hooks of leaves, for a caller that passes the gradients to the leaves. Does not keep the
+/// graph.
+#[track_caller]
+pub(crate) fn grad_before_leaf_hooks(
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    options: GradOptions<'_>,
+) -> Result<Vec<Option<Tensor>>> {
+    let pass = PassOptions { skips_leaf_hooks: true, ..PassOptions::default() };
+    grad_at(Location::caller(), outputs, inputs, options, pass)
 }
 
 /// Computes [`grad`] with errors that name `location`.
@@ -335,6 +348,7 @@ pub(super) fn grad_at(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
     options: GradOptions<'_>,
+    pass: PassOptions,
 ) -> Result<Vec<Option<Tensor>>> {
     let roots = roots("grad", outputs, options.grad_outputs).map_err(|error| error.at(location))?;
     let mut edges = Vec::new();
@@ -347,11 +361,9 @@ pub(super) fn grad_at(
         };
         edges.push(edge);
     }
-    let GradOptions { retain_graph, create_graph, allow_unused, .. } = options;
-    let pass = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
     let grads = engine::run("grad", location, roots, Some(&edges), pass)?;
     if let Some(unused) = grads.iter().position(Option::is_none)
-        && !allow_unused
+        && !options.allow_unused
     {
         let reason = format!(
             "the outputs do not depend on input {unused}; set `allow_unused` to get `None` for this input"
@@ -376,7 +388,7 @@ pub fn backward<'a>(
 ) -> Result<()> {
     let BackwardTensorsOptions { grad_tensors, retain_graph, create_graph } =
         options.into_options();
-    let options = PassOptions { retain_graph: retain_graph || create_graph, create_graph };
+    let options = PassOptions::new(retain_graph, create_graph);
     backward_at(Location::caller(), tensors, grad_tensors, options)
 }
 

@@ -9,6 +9,7 @@ use warpline_runtime::graph::{Capturing, Graph};
 use super::{CudaDeviceArg, Stream};
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::CaptureCasts;
 use crate::called::Called as _;
 use crate::{Error, IntoOptions, Result, runtime};
 
@@ -159,6 +160,8 @@ impl CudaGraph {
         if stream.is_default() && pool.device() == stream.device_index() {
             stream = pool.stream(runtime.device(pool.device())?)?.clone();
         }
+        // Dropped after `capturing`, which ends the capture.
+        let _casts = CaptureCasts;
         let mut capturing = Capturing::begin(&runtime, &stream, pool)?;
         capturing.keep_graph(keep_graph);
         let result = super::with_stream(&stream, f)?;

@@ -45,6 +45,7 @@ mod s36_pluggable;
 
 mod added_op;
 mod autocast;
+mod autocast_captures;
 mod autograd;
 mod bad_input;
 mod by_name;

@@ -1,5 +1,8 @@
 //! S38: `make_graphed_callables` captures parts of a training step, which then equals an eager step bit for bit.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use warpline::amp::autocast;
 use warpline::autograd::{BackwardOptions, checkpoint, no_grad};
 use warpline::cuda::{self, Callable, GraphedCallable, GraphedOptions, graph_pool_handle};
@@ -21,6 +24,10 @@ crate::rows! {
     worlds(1) s38_a_second_backward_pass_is_an_error gpu_s38_a_second_backward_pass_is_an_error => twice;
     worlds(1) s38_changes_of_tensors_that_a_graphed_pass_reads_are_errors
         gpu_s38_changes_of_tensors_that_a_graphed_pass_reads_are_errors => changed;
+    worlds(1) s38_a_graphed_pass_calls_the_hooks_of_leaves_once
+        gpu_s38_a_graphed_pass_calls_the_hooks_of_leaves_once => leaf_hooks;
+    worlds(1) s38_a_region_may_surround_make_graphed_callables
+        gpu_s38_a_region_may_surround_make_graphed_callables => in_a_region;
     worlds(1) s38_calls_that_do_not_fit_are_errors gpu_s38_calls_that_do_not_fit_are_errors => bad_calls;
     worlds(1) s38_functions_that_cannot_be_graphed_are_errors
         gpu_s38_functions_that_cannot_be_graphed_are_errors => bad_functions;
@@ -294,7 +301,9 @@ fn twice(world: &World) -> Result<()> {
 
         let former = model(&x)?.sum(())?;
         model(&x)?.sum(())?.backward()?;
-        gradient(&former.backward().unwrap_err(), "overwritten by another pass");
+        let error = former.backward().unwrap_err();
+        gradient(&error, "overwritten by another pass");
+        assert!(error.location().is_some_and(|at| at.file() == file!()), "{error}");
 
         let create = BackwardOptions::new().create_graph(true);
         let loss = model(&x)?.sum(())?;
@@ -361,6 +370,58 @@ fn changed(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Hooks of leaves change gradients once, whenever they were registered.
+fn leaf_hooks(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let leaf = |value: f64| full([2], value, device)?.requires_grad_(true);
+        let (weight, x) = (leaf(3.0)?, leaf(5.0)?);
+        let calls = Arc::new(AtomicUsize::new(0));
+        let tenfold = |leaf: &Tensor| {
+            let calls = Arc::clone(&calls);
+            leaf.register_hook(move |grad| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                grad.mul(10).map(Some)
+            })
+        };
+        tenfold(&weight)?;
+        tenfold(&x)?;
+        let product = |x: &Tensor| x.mul(&weight)?.add(&x.mul(&weight)?);
+        let graphed = graphed(product, &x)?;
+        assert_eq!(calls.load(Ordering::Relaxed), 0, "no hook is captured");
+        for product in [&product as &dyn Fn(&Tensor) -> Result<Tensor>, &graphed] {
+            product(&x)?.sum(())?.backward()?;
+            assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [100.0; 2]);
+            assert_eq!(x.grad().unwrap().to_vec::<f32>()?, [60.0; 2]);
+            assert_eq!(calls.swap(0, Ordering::Relaxed), 2);
+            weight.set_grad(None)?;
+            x.set_grad(None)?;
+        }
+        tenfold(&weight)?;
+        graphed(&x)?.sum(())?.backward()?;
+        assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [1000.0; 2]);
+    }
+    Ok(())
+}
+
+/// The captures use no conversion that the region has made before.
+fn in_a_region(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let weight = full([2, 2], 2.0, device)?.requires_grad_(true)?;
+        let x = ones([1, 2], device)?;
+        let (eager, graphed) = autocast("cuda", DType::F16, || {
+            let eager = x.matmul(&weight)?;
+            Ok((eager, graphed(|x| x.matmul(&weight)?.to(DType::F32), &x)?))
+        })?;
+        eager.to(DType::F32)?.sum(())?.backward()?;
+        no_grad(|| weight.fill_(3.0).map(drop))?;
+        let y = graphed(&x)?;
+        assert_eq!(y.to_vec::<f32>()?, [6.0; 2]);
+        y.sum(())?.backward()?;
+        assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [2.0; 4]);
+    }
+    Ok(())
+}
+
 fn bad_calls(world: &World) -> Result<()> {
     for device in 0..world.devices {
         let model = {
@@ -399,6 +460,11 @@ fn bad_functions(world: &World) -> Result<()> {
         );
         let recomputed = |x: &Tensor| Ok(checkpoint(|x| Ok(vec![x[0].exp()?]), &[x])?.remove(0));
         invalid(&make(&recomputed, &sample), "uses a checkpoint");
+        let leaf = ones([2, 1], device)?.requires_grad_(true)?;
+        for outside in [leaf.squeeze(1)?, leaf.exp()?] {
+            let (error, line) = (make(&|x| x.mul(&outside), &sample), line!() - 1);
+            invalid(&error, &format!("at {}:{line}", file!()));
+        }
         // An error of the function names its own call.
         let error = make(&|x| x.reshape([3]), &sample);
         assert_eq!(error.op(), "reshape", "{error}");

@@ -23,20 +23,25 @@
 //! - The gradients in the memory of the graph have a second owner, `BackwardPass`, so the accumulation of a leaf's
 //!   gradient copies them.
 
+mod pass_log;
+
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use warpline_runtime::Version;
 
 use super::{CaptureOptions, CudaGraph, GraphPool, Stream, graph_pool_handle};
 #[cfg(doc)]
 use crate::ErrorKind;
+use crate::amp::drop_casts;
 use crate::autograd::{
-    Context, Function, GradOptions, Gradients, ToSave, check_not_moved, enable_grad,
-    for_each_saved, grad, has_node, is_grad_enabled, no_grad, reachable_leaves, should_record,
+    Context, Function, GradOptions, Gradients, ModeGuard, ToSave, check_not_moved, for_each_saved,
+    grad_before_leaf_hooks, has_node, is_grad_enabled, next_op, no_grad, op_before,
+    reachable_leaves, should_record,
 };
-use crate::{CallScope, Device, Error, IntoOptions, Result, Tensor};
+use crate::{CallScope, Device, Error, IntoOptions, Result, Site, Tensor};
+use pass_log::{PassLog, lock};
 
 const OP: &str = "make_graphed_callables";
 
@@ -87,8 +92,10 @@ crate::__options! {
 /// A function is a closure over its parameters, such as a call of a module. Parameters that require a gradient get their
 /// gradients from the backward passes. The function may use tensors of one device only, must not wait for the GPU, and
 /// must have the same effect in each call. It runs `num_warmup_iters` times on another stream, and is then captured.
-/// Hooks that it registers, and hooks of its modules, are called in these runs and in the capture, but not in replays.
-/// Captured random ops continue the device's sequence in each replay.
+/// Hooks of parameters and of inputs are not captured. A backward pass calls them once, as without graphs. A module with
+/// hooks is an error in the function. Hooks that the function registers itself are called in these runs and in the
+/// capture, but not in replays, and no error reports this. Captured random ops continue the device's sequence in each
+/// replay.
 ///
 /// A parameter that required no gradient during the capture gets no gradient from a callable, even if the parameter
 /// requires a gradient later, and no error reports this. Capture again after you unfreeze a parameter. Freezing a
@@ -119,8 +126,8 @@ crate::__options! {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`] if a sample input or a result is not on the GPU of the first sample input, if a
-/// sample input that requires a gradient has no effect on the results and `allow_unused_input` is not set, or if a
-/// function uses a checkpoint.
+/// sample input that requires a gradient has no effect on the results and `allow_unused_input` is not set, if a function
+/// uses a checkpoint, a module with hooks, or a tensor with gradients that an op before the function computed.
 /// [`ErrorKind::Capture`], [`ErrorKind::Capturing`] or [`ErrorKind::OutsideCapture`] if a function waits for the GPU.
 /// Errors of the functions, and those of [`CudaGraph::capture`].
 #[track_caller]
@@ -205,8 +212,21 @@ fn static_inputs(callable: &Callable<'_>, device: Device) -> Result<Vec<Tensor>>
 
 /// Calls the program's function, whose errors keep their own names and locations.
 fn call(callable: &Callable<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-    let _own = CallScope::none();
-    enable_grad(|| (callable.f)(inputs))
+    // In a region around `make_graphed_callables`, the function must not use a conversion from before this call.
+    drop_casts();
+    let first = next_op();
+    let outputs = {
+        let (_own, _modes) = (CallScope::none(), ModeGuard::graphed());
+        (callable.f)(inputs)?
+    };
+    if let Some(Site { op, location }) = op_before(differentiable(&outputs), first) {
+        let reason = format!(
+            "the function uses a tensor that `{op}` at {location} computed before; the graph of the backward pass cannot \
+             contain this op, so call `{op}` in the function, or make the tensor a sample input"
+        );
+        return Err(Error::invalid(OP, reason));
+    }
+    Ok(outputs)
 }
 
 fn warm_up(callable: &Callable<'_>, inputs: &[Tensor]) -> Result<()> {
@@ -245,7 +265,7 @@ fn gradients(
     let output_grads: Vec<Option<&Tensor>> = output_grads.iter().map(Some).collect();
     let wanted: Vec<&Tensor> = wanted.iter().collect();
     let options = GradOptions::new().grad_outputs(&output_grads).allow_unused(true);
-    grad(outputs, &wanted, options)
+    grad_before_leaf_hooks(outputs, &wanted, options)
 }
 
 /// A captured forward pass.
@@ -387,68 +407,6 @@ impl BackwardPass {
     }
 }
 
-/// The last replay of each pass of callables in a pool, by the position of the capture.
-#[derive(Debug, Default)]
-struct PassLog {
-    /// Number of replays.
-    replays: u64,
-    /// The number of the last replay at each position.
-    last: Vec<u64>,
-    /// Callables with a recorded call whose backward pass has not run.
-    pending: Vec<Weak<Graphs>>,
-}
-
-impl PassLog {
-    /// Returns the first of `passes` new positions.
-    fn reserve(&mut self, passes: usize) -> usize {
-        let first = self.last.len();
-        self.last.resize(first + passes, 0);
-        first
-    }
-
-    /// Replays the graph of the pass at `position`, and returns the number of the replay. Records the versions of pending
-    /// results again, because the replay counts as a write of them.
-    fn replay(&mut self, position: usize, graph: &CudaGraph) -> Result<u64> {
-        let mut unchanged = Vec::new();
-        for graphs in self.pending.iter().filter_map(Weak::upgrade) {
-            let versions = graphs.versions();
-            for (i, (saved, version)) in graphs.saved.iter().zip(&*versions).enumerate() {
-                if saved.in_pool && saved.has(version) {
-                    unchanged.push((Arc::clone(&graphs), i));
-                }
-            }
-        }
-        graph.replay()?;
-        for (graphs, i) in unchanged {
-            graphs.versions()[i] = graphs.saved[i].version();
-        }
-        self.replays += 1;
-        self.last[position] = self.replays;
-        Ok(self.replays)
-    }
-
-    /// Sets whether a recorded call of `graphs` waits for its backward pass.
-    fn set_pending(&mut self, graphs: &Arc<Graphs>, is_pending: bool) {
-        let address = Arc::as_ptr(graphs);
-        self.pending.retain(|other| other.strong_count() > 0 && other.as_ptr() != address);
-        if is_pending {
-            *graphs.versions() = graphs.saved.iter().map(SavedTensor::version).collect();
-            self.pending.push(Arc::downgrade(graphs));
-        }
-    }
-
-    /// Returns whether a later replay may have overwritten the intermediate results of forward replay `number`. Passes
-    /// that were captured between the forward and the backward pass leave these results alone.
-    fn overwrote(&self, [forward, backward]: [usize; 2], number: u64) -> bool {
-        let between = |position: usize| forward < position && position < backward;
-        self.last.iter().enumerate().any(|(at, last)| *last > number && !between(at))
-    }
-}
-
-fn lock(passes: &Mutex<PassLog>) -> MutexGuard<'_, PassLog> {
-    passes.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A function whose forward and backward passes are replays of graphs. [`make_graphed_callables`] creates it. Clones
 /// share the graphs and their memory.
 #[derive(Clone, Debug)]
@@ -521,7 +479,8 @@ impl GraphedCallable {
         let inputs: Vec<&Tensor> = inputs.iter().copied().chain(parameters).collect();
         let graphs = Arc::clone(&self.0);
         let is_recorded = should_record(&inputs);
-        Replay { graphs, is_recorded, number: OnceLock::new() }.apply(&inputs)
+        let site = Site::here(OP).or_public();
+        Replay { graphs, is_recorded, site, number: OnceLock::new() }.apply(&inputs)
     }
 }
 
@@ -529,6 +488,8 @@ impl GraphedCallable {
 struct Replay {
     graphs: Arc<Graphs>,
     is_recorded: bool,
+    /// The program's call, which errors of the backward pass name.
+    site: Site,
     /// The number of the forward replay.
     number: OnceLock<u64>,
 }
@@ -549,6 +510,7 @@ impl Function for Replay {
     }
 
     fn backward(&self, _: &Context<'_>, grads: &[Option<Tensor>]) -> Result<Gradients> {
+        let _call = CallScope::at(self.site);
         let Graphs { backward, saved, device, positions, passes, .. } = &*self.graphs;
         let fail = |reason: &str| Err(Error::gradient(Self::NAME, reason));
         if is_grad_enabled() {
