@@ -1,9 +1,9 @@
 //! An archive of the tests, for a host with neither cargo nor a network.
 //!
 //! The archive is a `.tar.gz` file with two entries. `tar xf FILE xtask` extracts the first, the program `xtask`.
-//! The second, `files.tar.lzma`, contains `manifest.json`, `tests/`, `examples/`, `benches/`, and the test data of
-//! every crate below `crates/`. The programs share most of their code, at distances that exceed the window of gzip but
-//! not that of LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
+//! The second, `files.tar.lzma`, contains `manifest.json`, `tests/`, the `examples/` that measure times, `benches/`, and
+//! the test data of every crate below `crates/`. The programs share most of their code, at distances that exceed the
+//! window of gzip but not that of LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -42,13 +42,22 @@ const MANIFEST: &str = "manifest.json";
 const FILES: &str = "files.tar.lzma";
 
 /// Size of the LZMA dictionary, in bytes: large enough for several programs, so that their common code is stored once.
-const DICTIONARY_BYTES: u32 = 64 << 20;
+const DICTIONARY_BYTES: u32 = 256 << 20;
 
 /// Maximum size of an archive, in bytes, so that copying it to a GPU host stays fast.
 const MAX_BYTES: u64 = 44_000_000;
 
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let layers = build::layers(root)?;
+    let mut measuring = layers.clone();
+    for layer in &mut measuring {
+        let targets = std::mem::take(&mut layer.targets);
+        for target in targets {
+            if build::measures(&target)? {
+                layer.targets.push(target);
+            }
+        }
+    }
     let xtask: Vec<Crate> = workspace::crates(root)?;
     let xtask: Vec<Crate> = xtask.into_iter().filter(|c| c.name == "xtask").collect();
     let programs = build::targets(root, ARCHIVE_PROFILE, "bin", &xtask)?;
@@ -57,8 +66,8 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
         commit: commit(root),
         host: host(),
         tests: build::tests(root, ARCHIVE_PROFILE)?,
-        examples: build::targets(root, ARCHIVE_PROFILE, "example", &layers)?,
-        benches: build::targets(root, ARCHIVE_PROFILE, "bench", &layers)?,
+        examples: build::targets(root, ARCHIVE_PROFILE, "example", &measuring)?,
+        benches: build::targets(root, ARCHIVE_PROFILE, "bench", &measuring)?,
     };
     let data = test_data(root, &layers)?;
     pack(root, file, &program.path, &built, &data)?;

@@ -60,17 +60,32 @@ pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<TestProgram>> {
 /// Returns whether the target is a library or an integration test, and its files define a function with the name of a
 /// GPU test.
 fn has_gpu_tests(target: &CargoTarget) -> Result<bool> {
-    let is = |wanted: &str| target.kind.iter().any(|kind| kind == wanted);
+    if !target.kind.iter().any(|kind| kind == "lib" || kind == "test") {
+        return Ok(false);
+    }
+    has_line(target, |line| {
+        line.trim_start().strip_prefix("fn ").and_then(output::gpus_needed).is_some()
+    })
+}
+
+/// Returns whether the target is a bench, or an example that measures times. Other examples are programs to read, and
+/// would make an archive larger than all tests.
+pub(super) fn measures(target: &CargoTarget) -> Result<bool> {
+    match target.kind.iter().any(|kind| kind == "example") {
+        true => has_line(target, |line| line.contains("Instant::now()")),
+        false => Ok(target.kind.iter().any(|kind| kind == "bench")),
+    }
+}
+
+/// Returns whether `f` holds for a line of the target's files.
+fn has_line(target: &CargoTarget, f: impl Fn(&str) -> bool) -> Result<bool> {
     let root = &target.src_path;
     let files = match root.file_name().is_some_and(|name| name == "main.rs" || name == "lib.rs") {
-        _ if !is("lib") && !is("test") => return Ok(false),
         true => workspace::files(root.parent().unwrap_or(root), &["rs"])?,
         false => vec![root.clone()],
     };
     for file in files {
-        let text = workspace::read(&file)?;
-        let mut names = text.lines().filter_map(|line| line.trim_start().strip_prefix("fn "));
-        if names.any(|name| output::gpus_needed(name).is_some()) {
+        if workspace::read(&file)?.lines().any(&f) {
             return Ok(true);
         }
     }
@@ -242,6 +257,23 @@ mod tests {
         assert!(!found("warpline-alloc", "host_suite"));
         assert!(!found("warpline-runtime", "warpline_runtime"));
         assert!(!found("warpline", "cuda_semantics"), "an example");
+    }
+
+    #[test]
+    fn examples_that_measure_are_told_from_others() {
+        let layers = layers(&workspace::root().unwrap()).unwrap();
+        let target = |name: &str| {
+            layers
+                .iter()
+                .flat_map(|layer| &layer.targets)
+                .find(|target| target.name == name)
+                .unwrap()
+        };
+        for (name, expected) in
+            [("graph_replay", true), ("model_speed", true), ("step", true), ("streams", false)]
+        {
+            assert_eq!(measures(target(name)).unwrap(), expected, "{name}");
+        }
     }
 
     #[test]
