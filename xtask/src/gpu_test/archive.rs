@@ -51,12 +51,9 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
     let layers = build::layers(root)?;
     let mut measuring = layers.clone();
     for layer in &mut measuring {
-        let targets = std::mem::take(&mut layer.targets);
-        for target in targets {
-            if build::measures(&target)? {
-                layer.targets.push(target);
-            }
-        }
+        let targets = std::mem::take(&mut layer.targets).into_iter();
+        let chosen = targets.map(|target| Ok(build::measures(&target)?.then_some(target)));
+        layer.targets = chosen.filter_map(Result::transpose).collect::<Result<_>>()?;
     }
     let xtask: Vec<Crate> = workspace::crates(root)?;
     let xtask: Vec<Crate> = xtask.into_iter().filter(|c| c.name == "xtask").collect();

@@ -19,6 +19,13 @@ mod sim_kernels;
 mod sim_nccl;
 mod sim_nccl_splits;
 
+use warpline_cuda_sys_safe::{DeviceCode, FunctionHandle};
+
+/// Returns the code of a launch with a single thread.
+fn one_thread(function: FunctionHandle) -> DeviceCode<'static> {
+    DeviceCode::Kernel { function, grid: [1; 3], block: [1; 3], shared_bytes: 0, waits: false }
+}
+
 /// Returns the name of a test in this program. `module` is the `module_path!` of its module.
 fn named(module: &str, test: &str) -> String {
     module.split_once("::").map_or(test.to_owned(), |(_, module)| format!("{module}::{test}"))

@@ -11,6 +11,8 @@ use warpline_cuda_sys_safe::owned::{DeviceMemory, Event, PhysicalMemory, Reserva
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
+use crate::one_thread;
+
 const PTX: &[u8] = b".version 8.0\n.target sm_75\n.visible .entry k()\n{ ret; }\n";
 const KERNEL: &CStr = c"k";
 
@@ -103,9 +105,7 @@ unsafe fn call(d: &SimDriver, kind: CallKind) -> Result<()> {
             K::ModuleFunction => d.module_function(module, KERNEL).map(drop),
             K::FunctionMaxShared => d.function_max_shared(function, 1024),
             K::Launch => {
-                let [grid, block] = [[1; 3]; 2];
-                let code =
-                    DeviceCode::Kernel { function, grid, block, shared_bytes: 0, waits: false };
+                let code = one_thread(function);
                 let location = Location::caller();
                 let (op, host, footprints, params) = ("k", nothing as HostKernel, &[], &[]);
                 d.launch(stream, &Launch { op, code, host, footprints, params, location })

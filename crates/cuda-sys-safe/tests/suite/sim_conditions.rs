@@ -9,6 +9,8 @@ use warpline_cuda_sys_safe::owned::{DeviceMemory, LaunchToken, Module, Stream};
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver};
 use warpline_cuda_sys_safe::*;
 
+use crate::one_thread;
+
 const PTX: &str = ".version 8.0\n.target sm_75\n\
     .visible .entry k(\n.param .u64 a,\n.param .align 8 .b8 p[8]\n)\n{ ret; }\n";
 const KERNEL: &CStr = c"k";
@@ -59,14 +61,7 @@ impl Machine {
 
     fn launch(&self, host: HostKernel, counter: &DeviceMemory, condition: u64, stream: &Stream) {
         let function = self.module.function(KERNEL).unwrap();
-        let [grid, block] = [[1; 3]; 2];
-        let code = DeviceCode::Kernel {
-            function: function.handle(),
-            grid,
-            block,
-            shared_bytes: 0,
-            waits: false,
-        };
+        let code = one_thread(function.handle());
         let operand = Footprint {
             ptr: counter.ptr(),
             device: 0,

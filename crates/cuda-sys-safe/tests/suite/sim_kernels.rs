@@ -10,6 +10,8 @@ use warpline_cuda_sys_safe::owned::{
 use warpline_cuda_sys_safe::sim::{Schedule, SimConfig, SimDriver, ViolationKind};
 use warpline_cuda_sys_safe::*;
 
+use crate::one_thread;
+
 struct World {
     sim: Arc<SimDriver>,
     driver: Arc<dyn Driver>,
@@ -42,14 +44,7 @@ impl World {
 
     fn launch(&self, host: HostKernel, footprints: &[Footprint<'_>]) -> Result<()> {
         let function = self.module.function(KERNEL)?;
-        let [grid, block] = [[1; 3]; 2];
-        let code = DeviceCode::Kernel {
-            function: function.handle(),
-            grid,
-            block,
-            shared_bytes: 0,
-            waits: false,
-        };
+        let code = one_thread(function.handle());
         let location = Location::caller();
         let launch = Launch { op: "test", code, host, footprints, params: &[], location };
         // SAFETY: tests keep the memory until the stream is synchronized. `function` stays loaded.
@@ -334,14 +329,7 @@ fn a_launch_with_other_parameters_than_the_kernels_is_refused() {
     let module = Module::load_ptx(&world.driver, 0, PTX).unwrap();
     let function = module.function(KERNEL).unwrap();
     let launch = |operands: usize, params: &[u8]| {
-        let [grid, block] = [[1; 3]; 2];
-        let code = DeviceCode::Kernel {
-            function: function.handle(),
-            grid,
-            block,
-            shared_bytes: 0,
-            waits: false,
-        };
+        let code = one_thread(function.handle());
         let footprints = vec![bytes(0, memory.ptr(), &[4], Access::Read); operands];
         let (footprints, location) = (footprints.as_slice(), Location::caller());
         let launch = Launch { op: "test", code, host: nothing, footprints, params, location };

@@ -10,8 +10,8 @@
 //! does.
 //!
 //! Each replay must convert the current values of a leaf, so a capture reads only its own conversions, and no other work
-//! reads these. The body of a conditional node is a capture of its own, because a loop may change a leaf between two runs
-//! of its body.
+//! reads the conversions of a capture. The body of a conditional node is a capture of its own, because a loop may change
+//! a leaf between two runs of the body.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -16,8 +16,8 @@ use crate::{Result, runtime};
 /// A private pool in a device's allocator (`torch.cuda.MemPool`). Tensors made on the device under [`use_mem_pool`] or
 /// [`with_mem_pool`] are allocated from the pool. No other tensors are, except with [`PoolOptions::use_on_oom`], if
 /// their allocation would otherwise fail. Clones share the pool. Its memory is released to the driver once the pool and
-/// its last tensor are dropped: workspaces of cuBLAS and parameters converted by [`autocast`](crate::amp::autocast),
-/// which are kept for later calls, lie outside the pool.
+/// its last tensor are dropped. Caches lie outside the pool: the workspaces of cuBLAS, and parameters converted by
+/// [`autocast`](crate::amp::autocast).
 ///
 /// ```
 /// use warpline::cuda::{MemPool, PoolOptions};
