@@ -1,6 +1,6 @@
 //! An archive of the tests, for a host with neither cargo nor a network.
 //!
-//! The archive is a `.tar.gz` file with two entries. `tar xf FILE xtask` extracts the first, the program `xtask`.
+//! The archive is a `.tar.gz` file with two entries. `tar xf FILE xtask` extracts the first, the program `xtask` that wrote it.
 //! The second, `files.tar.lzma`, contains `manifest.json`, `tests/`, the `examples/` that measure times, `benches/`, and
 //! the test data of every crate below `crates/`. The programs share most of their code, at distances that exceed the
 //! window of gzip but not that of LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
@@ -55,10 +55,7 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
         let chosen = targets.map(|target| Ok(build::measures(&target)?.then_some(target)));
         layer.targets = chosen.filter_map(Result::transpose).collect::<Result<_>>()?;
     }
-    let xtask: Vec<Crate> = workspace::crates(root)?;
-    let xtask: Vec<Crate> = xtask.into_iter().filter(|c| c.name == "xtask").collect();
-    let programs = build::targets(root, ARCHIVE_PROFILE, "bin", &xtask)?;
-    let program = programs.first().context("cargo built no xtask")?;
+    let xtask = std::env::current_exe()?;
     let built = ArchiveManifest {
         commit: commit(root),
         host: host(),
@@ -67,7 +64,7 @@ pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
         benches: build::targets(root, ARCHIVE_PROFILE, "bench", &measuring)?,
     };
     let data = test_data(root, &layers)?;
-    pack(root, file, &program.path, &built, &data)?;
+    pack(root, file, &xtask, &built, &data)?;
     let size = fs::metadata(file)?.len();
     println!(
         "{}: {} test binaries, {} examples, {} benches, {} data files, {:.1} MB",

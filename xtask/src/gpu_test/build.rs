@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::output;
@@ -33,22 +33,33 @@ pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
     Ok(crates)
 }
 
-/// Builds the unit tests and integration tests of all crates that contain GPU tests.
+/// Returns the integration tests that contain GPU tests. A library has none, because building the unit
+/// tests of one library compiles those of all libraries.
+fn gpu_targets(layers: &[Crate]) -> Result<BTreeSet<(String, String)>> {
+    let mut chosen = BTreeSet::new();
+    for layer in layers {
+        for target in &layer.targets {
+            if has_gpu_tests(target)? {
+                let unit = target.kind.iter().any(|kind| kind == "lib");
+                ensure!(
+                    !unit,
+                    "the unit tests of {} contain a GPU test; move it to crates/…/tests",
+                    layer.name
+                );
+                chosen.insert((layer.name.clone(), target.name.clone()));
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+/// Builds the integration tests of all crates that contain GPU tests.
 pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<TestProgram>> {
     let layers = layers(root)?;
-    let (mut args, mut chosen) = (strings(&["test", "--no-run"]), BTreeSet::new());
-    for layer in &layers {
-        for target in &layer.targets {
-            if !has_gpu_tests(target)? {
-                continue;
-            }
-            match target.kind.iter().any(|kind| kind == "test") {
-                true => args.extend(["--test".to_owned(), target.name.clone()]),
-                false if args.iter().any(|arg| arg == "--lib") => {}
-                false => args.push("--lib".to_owned()),
-            }
-            chosen.insert((layer.name.clone(), target.name.clone()));
-        }
+    let chosen = gpu_targets(&layers)?;
+    let mut args = strings(&["test", "--no-run"]);
+    for (_, name) in &chosen {
+        args.extend(["--test".to_owned(), name.clone()]);
     }
     let mut binaries =
         in_order(cargo(root, profile, &args)?, &layers, |artifact| artifact.profile.test);
@@ -253,10 +264,12 @@ mod tests {
             has_gpu_tests(target).unwrap()
         };
         assert!(found("warpline", "semantics") && found("warpline-alloc", "gpu_host"));
-        assert!(found("warpline-kernels", "warpline_kernels"));
+        assert!(!found("warpline-kernels", "warpline_kernels"));
         assert!(!found("warpline-alloc", "host_suite"));
         assert!(!found("warpline-runtime", "warpline_runtime"));
         assert!(!found("warpline", "cuda_semantics"), "an example");
+        let chosen = gpu_targets(&layers).unwrap();
+        assert!(chosen.contains(&("warpline-kernels".to_owned(), "ops".to_owned())));
     }
 
     #[test]

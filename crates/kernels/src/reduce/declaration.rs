@@ -127,10 +127,8 @@ macro_rules! reductions {
     })*) => {
         /// A reduction of elements to one result.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[cfg_attr(test, allow(unreachable_pub))]
         pub enum ReduceOp {$($($(#[$doc])* $op,)*)*}
 
-        #[cfg_attr(test, allow(unreachable_pub))]
         impl ReduceOp {
             /// Every reduction.
             #[doc(hidden)]
@@ -171,7 +169,7 @@ macro_rules! reductions {
             $($(reductions! { @fold $op $cpu })*)*
         }
 
-        #[cfg_attr(test, allow(dead_code))]
+        #[allow(dead_code)] // by declarations that tests add
         pub(crate) const PROGRAMS: &[&Program] =
             &[$(&$programs[0], &$programs[1], &$programs[2]),*];
 

@@ -8,8 +8,9 @@
 //! (`Flags::flips`). `fold.cuh` has the functions of folds, `reduce.cuh` implements several
 //! distributions of elements over threads, and `plan.rs` chooses one of them.
 
-#[cfg(test)]
-mod added_tests;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod added;
 mod cpu;
 mod declaration;
 mod fold;

@@ -1,7 +1,8 @@
 //! Running sums, products and extremes along a dimension.
 
-#[cfg(test)]
-mod added_tests;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod added;
 
 use std::panic::Location;
 
@@ -46,12 +47,10 @@ macro_rules! scans {
     }) => {
         /// The operation that combines each element with all elements before it.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[cfg_attr(test, allow(unreachable_pub))]
         pub enum ScanOp {
             $($(#[$doc])* $scan,)*
         }
 
-        #[cfg_attr(test, allow(unreachable_pub))]
         impl ScanOp {
             /// Every scan.
             #[doc(hidden)]
@@ -91,7 +90,7 @@ macro_rules! scans {
         }),*]};
     };
 }
-#[cfg(test)]
+#[cfg(feature = "testing")]
 use scans;
 
 scans! {

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use warpline_kernels::programs;
+use warpline_kernels::{reduce, scan};
 use warpline_runtime::module::{Program, single, specialized, stale};
+use warpline_runtime::testing::on_gpu;
 
 #[test]
 fn names_are_given_once_and_files_are_of_these_sources() {
@@ -117,4 +119,12 @@ fn defined(ptx: &str) -> HashSet<&str> {
         .filter(is_variable)
         .filter_map(|line| line.split(['=', ';', '[']).next().unwrap().split_whitespace().last());
     functions.chain(variables).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_added_declarations_are_compiled_on_first_use() {
+    on_gpu(reduce::added::squares);
+    on_gpu(reduce::added::largest);
+    on_gpu(scan::added::compare_with_a_loop);
 }

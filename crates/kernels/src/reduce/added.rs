@@ -1,12 +1,11 @@
-//! Tests that one declaration adds a reduction, and of reductions in two halves.
+//! Two reductions that one declaration each adds. `docs/add-an-op.md` shows the second.
 
 use warpline_runtime::module::Program;
-use warpline_runtime::testing::{Tensor, assert_close, on_every_target, on_gpu};
+use warpline_runtime::testing::{Tensor, assert_close};
 use warpline_runtime::{DType, Target};
 
 use super::declaration::reductions;
-use super::{halves, run};
-use crate::programs::CheckSources;
+use super::run;
 
 reductions! {
     SQUARES = "squares", "Squares", r#"
@@ -26,7 +25,7 @@ template <class T, class A = typename Wide<value_t<T>>::type> struct Squares : P
 }
 
 /// The example of `docs/add-an-op.md`, word for word, without the second reduction of its group.
-mod example {
+pub mod example {
     use warpline_runtime::module::Program;
 
     use crate::reduce::declaration::reductions;
@@ -53,7 +52,9 @@ template <class T> struct Extreme : Plain<T, value_t<T>> {
     }
 }
 
-fn largest(target: Target<'_>) {
+/// # Panics
+/// If a largest value is wrong.
+pub fn largest(target: Target<'_>) {
     for dtype in [DType::F32, DType::BF16, DType::I32] {
         let a = Tensor::new(target, dtype, &[2, 3], &[1.0, -2.0, 3.0, 0.0, -4.0, -1.0]);
         for (dims, expected) in [(&[1][..], &[3.0, 0.0][..]), (&[0], &[1.0, -2.0, 3.0])] {
@@ -66,7 +67,9 @@ fn largest(target: Target<'_>) {
     }
 }
 
-fn squares(target: Target<'_>) {
+/// # Panics
+/// If a sum of squares is wrong.
+pub fn squares(target: Target<'_>) {
     let values = [1.0, -2.0, 3.0, 0.0, 4.0, 1.0];
     for (dtype, result) in
         [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::I32, DType::I64)]
@@ -87,47 +90,49 @@ fn squares(target: Target<'_>) {
     }
 }
 
-#[test]
-fn reductions_take_the_struct_that_their_source_defines() {
-    for op in super::ReduceOp::ALL {
-        op.declaration().kernels.check_sources();
-    }
-}
+#[cfg(test)]
+mod tests {
+    use warpline_runtime::testing::on_every_target;
 
-#[test]
-fn a_declaration_is_a_reduction() {
-    on_every_target(squares);
-    on_every_target(largest);
-}
+    use super::*;
+    use crate::programs::CheckSources;
+    use crate::reduce::halves;
 
-#[test]
-#[ignore = "needs a GPU"]
-fn gpu_a_declaration_is_compiled_on_first_use() {
-    on_gpu(squares);
-    on_gpu(largest);
-}
-
-/// Calls `halves` directly, which `run` needs only for more results than kernels count.
-#[test]
-fn the_halves_of_a_split_reduction_cover_all_elements() {
-    on_every_target(|target| {
-        let values: Vec<f64> = (0..60).map(|i| f64::from(i % 9 - 4) / 4.0).collect();
-        let a = Tensor::new(target, DType::F32, &[5, 3, 4], &values);
-        let a = a.with(|l| l.permute(&[2, 0, 1]));
-        let declaration = ReduceOp::Squares.declaration();
-        for (dims, kept, dropped) in [
-            (&[1][..], &[4, 1, 3][..], &[4, 3][..]),
-            (&[2], &[4, 5, 1], &[4, 5]),
-            (&[0, 2], &[1, 5, 1], &[5]),
-        ] {
-            for sizes in [kept, dropped] {
-                let whole = Tensor::garbage(target, DType::F32, sizes);
-                let halved = Tensor::garbage(target, DType::F32, sizes);
-                run(target, declaration, a.view(), dims, whole.view()).unwrap();
-                halves(target, declaration, a.view(), dims, halved.view()).unwrap();
-                let expected = whole.floats(target);
-                assert_close(DType::F32, &halved.floats(target), &expected, "halves");
-            }
+    #[test]
+    fn reductions_take_the_struct_that_their_source_defines() {
+        for op in crate::reduce::ReduceOp::ALL {
+            op.declaration().kernels.check_sources();
         }
-    });
+    }
+
+    #[test]
+    fn a_declaration_is_a_reduction() {
+        on_every_target(squares);
+        on_every_target(largest);
+    }
+
+    /// Calls `halves` directly, which `run` needs only for more results than kernels count.
+    #[test]
+    fn the_halves_of_a_split_reduction_cover_all_elements() {
+        on_every_target(|target| {
+            let values: Vec<f64> = (0..60).map(|i| f64::from(i % 9 - 4) / 4.0).collect();
+            let a = Tensor::new(target, DType::F32, &[5, 3, 4], &values);
+            let a = a.with(|l| l.permute(&[2, 0, 1]));
+            let declaration = ReduceOp::Squares.declaration();
+            for (dims, kept, dropped) in [
+                (&[1][..], &[4, 1, 3][..], &[4, 3][..]),
+                (&[2], &[4, 5, 1], &[4, 5]),
+                (&[0, 2], &[1, 5, 1], &[5]),
+            ] {
+                for sizes in [kept, dropped] {
+                    let whole = Tensor::garbage(target, DType::F32, sizes);
+                    let halved = Tensor::garbage(target, DType::F32, sizes);
+                    run(target, declaration, a.view(), dims, whole.view()).unwrap();
+                    halves(target, declaration, a.view(), dims, halved.view()).unwrap();
+                    let expected = whole.floats(target);
+                    assert_close(DType::F32, &halved.floats(target), &expected, "halves");
+                }
+            }
+        });
+    }
 }
