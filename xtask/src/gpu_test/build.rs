@@ -75,7 +75,8 @@ fn has_gpu_tests(target: &CargoTarget) -> Result<bool> {
         return Ok(false);
     }
     has_line(target, |line| {
-        line.trim_start().strip_prefix("fn ").and_then(output::gpus_needed).is_some()
+        let name = line.trim().strip_prefix("fn ").and_then(|line| line.strip_suffix("() {"));
+        name.and_then(output::gpus_needed).is_some()
     })
 }
 
