@@ -15,8 +15,8 @@
 //!
 //! # Threads
 //! Threads take turns to enqueue work for a device: one thread at a time, whatever the
-//! communicator. An abort needs no turn, and a thread that waits for its turn stops waiting when
-//! its communicator is interrupted.
+//! communicator. A thread that waits for its turn stops waiting when its communicator is interrupted.
+//! Aborts take other turns, one at a time in the process.
 
 mod api;
 mod exit;
@@ -26,8 +26,8 @@ mod stages;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, OnceLock};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
 
 use self::api::{NcclApi, NcclConfig, RawId, reduce_op, status_name, type_code};
 use self::stages::CommStages;
@@ -353,13 +353,32 @@ unsafe impl Nccl for CudaDriver {
 
     unsafe fn comm_abort(&self, comm: CommHandle) -> Result<()> {
         let library = library_to_abort()?;
-        // Takes no turn: the thread that holds the turn may wait for work that only this abort
+        // Takes no turn to enqueue: the thread that holds it may wait for work that only this abort
         // ends.
+        let _turn = turn_to_abort();
         relaxed(self, comm.device(), || {
             // SAFETY: the caller guarantees that the communicator is alive and used by no other
             // thread.
             unsafe { CommStages::close(comm, &library) }
         })
+    }
+}
+
+/// Maximum time that an abort waits for its turn.
+const ABORT_TURN: Duration = Duration::from_secs(2);
+
+/// Waits until no other thread aborts a communicator: the driver may corrupt its memory when several threads unmap
+/// memory at once. An abort may itself wait until another thread destroys a graph, so the wait is bounded.
+fn turn_to_abort() -> Option<MutexGuard<'static, ()>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let begun = Instant::now();
+    loop {
+        match TURN.try_lock() {
+            Ok(turn) => return Some(turn),
+            Err(TryLockError::Poisoned(turn)) => return Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) if begun.elapsed() > ABORT_TURN => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+        }
     }
 }
 
