@@ -66,15 +66,16 @@ pub(crate) fn schedules(ranks: &[usize], body: impl Fn(&Ranks)) {
 
 /// Runs a test under the schedules of [`schedules`], a few at a time. For tests that wait for a timeout.
 pub(crate) fn schedules_at_once(ranks: usize, body: impl Fn(&Ranks) + Sync) {
-    at_once(&specs(ranks), |spec| under(spec, ranks, &body));
+    at_once(6, &specs(ranks), |spec| under(spec, ranks, &body));
 }
 
-/// Runs cases that mostly wait. Runs a few at a time, so that no rank misses its time limit for lack of a processor.
-pub(crate) fn at_once<T: Sync>(cases: &[T], body: impl Fn(&T) + Sync) {
+/// Runs cases that mostly wait. Runs at most `at_most` at a time, so that no rank misses its time limit for lack of a
+/// processor, or because many processes open a GPU.
+pub(crate) fn at_once<T: Sync>(at_most: usize, cases: &[T], body: impl Fn(&T) + Sync) {
     let (cases, body) = (Mutex::new(cases.iter()), &body);
     let next = || cases.lock().unwrap().next();
     std::thread::scope(|scope| {
-        for _ in 0..6 {
+        for _ in 0..at_most {
             scope.spawn(|| std::iter::from_fn(next).for_each(body));
         }
     });

@@ -215,7 +215,7 @@ fn processes_on_the_cpu_need_no_device() {
 #[test]
 fn a_killed_process_is_named_by_all_others_which_continue() {
     let seeds: Vec<usize> = (0..number("WARPLINE_SCHEDULES", 8).min(8)).collect();
-    at_once(&seeds, |seed| one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3));
+    at_once(6, &seeds, |seed| one_is_killed(&format!("sim:3,seed={seed}"), 3, seed % 3));
 }
 
 #[test]

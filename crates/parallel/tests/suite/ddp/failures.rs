@@ -208,9 +208,16 @@ fn a_rank_disturbs(ranks: &Ranks, slow: bool) {
 #[test]
 fn a_slow_rank_and_a_rank_with_another_order_of_calls_are_named() {
     for slow in [true, false] {
-        at_once(&[None, Some("sim:3,lazy"), Some("sim:3,seed=1"), Some("sim:3,seed=2")], |spec| {
-            a_rank_disturbs(&spec.map_or_else(|| Ranks::cpu(3), |spec| Ranks::new(spec, 3)), slow);
-        });
+        at_once(
+            6,
+            &[None, Some("sim:3,lazy"), Some("sim:3,seed=1"), Some("sim:3,seed=2")],
+            |spec| {
+                a_rank_disturbs(
+                    &spec.map_or_else(|| Ranks::cpu(3), |spec| Ranks::new(spec, 3)),
+                    slow,
+                );
+            },
+        );
     }
 }
 

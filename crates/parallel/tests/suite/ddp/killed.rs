@@ -150,7 +150,8 @@ fn trains_until_killed(group: &ProcessGroup, target: &str) -> Result<(Error, Vec
 }
 
 fn killed_at_all_points(driver: &str, backend: &str, ranks: usize) {
-    at_once(&POINTS, |point| {
+    let at_most = if driver.starts_with("sim") { 6 } else { 2 };
+    at_once(at_most, &POINTS, |point| {
         let part = format!("killed {backend} {point}");
         let (lines, outcome) = run(launcher(driver, ranks, &part).keep_going(true));
         for rank in 0..ranks - 1 {
