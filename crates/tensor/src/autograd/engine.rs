@@ -19,10 +19,11 @@
 //! # Streams
 //!
 //! A node runs with the stream of its op as the current stream. An accumulator, which has no op, has the
-//! stream that was current when the leaf was first used in the graph. It runs on the thread's current stream
-//! instead if only one of the two streams is captured, or if they belong to different captures. A node of an op
-//! whose result is on the CPU has no stream, and runs under the streams of the calling thread. Gradients of one
-//! result are summed on the stream of the node that receives them.
+//! stream that was current when the leaf was first used in the graph. A node runs on the thread's current
+//! stream instead if only one of the two streams is captured, or if they belong to different captures: a pass
+//! that is captured alone then replays as a whole. A node of an op whose result is on the CPU has no stream, and
+//! runs under the streams of the calling thread. Gradients of one result are summed on the stream of the node
+//! that receives them.
 //!
 //! Under `SyncPolicy::Auto`, the launch path orders the streams. Under `Manual`, a node's stream waits
 //! for the stream of each node that passes it a gradient, and for the thread's current stream if the
@@ -373,6 +374,7 @@ impl BackwardPass {
                 .filter_map(|input| input.edge.as_ref())
                 .any(|e| self.is_needed(&e.node));
         let partial = self.needed.is_some();
+        let stream = node_stream(&self.runtime, node)?;
         let returned = if useful {
             let returned = with_node_stream(&self.runtime, node, || {
                 let _scope = CallScope::at(node.call);
@@ -395,7 +397,7 @@ impl BackwardPass {
             if let Some(grad) = grad
                 && self.is_needed(&edge.node)
             {
-                self.add_gradient(edge, grad, node.stream.as_ref())
+                self.add_gradient(edge, grad, stream.as_deref())
                     .map_err(|error| self.attribute(error))?;
             }
             let Some(progress) = self.progress.get_mut(&address(&edge.node)) else { continue };
@@ -424,22 +426,17 @@ impl BackwardPass {
     }
 }
 
-/// Returns the stream on which a node runs. An accumulator belongs to no op, and an earlier graph may have created it,
-/// so its stream may be outside the capture of this pass.
+/// Returns the stream on which a node runs: the stream of its op, or the thread's current stream if only one of the two
+/// is captured, or if they belong to different captures.
 fn node_stream<'n>(runtime: &Runtime, node: &'n GradNode) -> Result<Option<Cow<'n, Stream>>> {
     let Some(stream) = &node.stream else { return Ok(None) };
-    if matches!(node.kind, NodeKind::Accumulator(_)) {
-        let current = runtime.devices()?.current_stream(stream.device_index())?;
-        let shares_capture = match (stream.captured(), current.captured()) {
-            (None, None) => true,
-            (Some(own), Some(other)) => own.twin().shares_capture(other.twin()),
-            _ => false,
-        };
-        if !shares_capture {
-            return Ok(Some(Cow::Owned(current)));
-        }
-    }
-    Ok(Some(Cow::Borrowed(stream)))
+    let current = runtime.devices()?.current_stream(stream.device_index())?;
+    let shares_capture = match (stream.captured(), current.captured()) {
+        (None, None) => true,
+        (Some(own), Some(other)) => own.twin().shares_capture(other.twin()),
+        _ => false,
+    };
+    Ok(Some(if shares_capture { Cow::Borrowed(stream) } else { Cow::Owned(current) }))
 }
 
 /// Runs `f` with the node's stream as the current stream.

@@ -1,8 +1,8 @@
 //! Tests of row S35: a backward op runs on the stream of its forward op, and `backward()` is
 //! ordered like any other op.
 
-use warpline::cuda::{self, Stream};
-use warpline::{DType, Result, RuntimeConfig, Tensor, ones, tensor, with_runtime, zeros};
+use warpline::cuda::{self, Callable, Stream};
+use warpline::{DType, Result, RuntimeConfig, Tensor, full, ones, tensor, with_runtime, zeros};
 
 use crate::common::World;
 
@@ -12,7 +12,72 @@ crate::rows! {
     manual(1) s35_gradients_from_several_streams_are_summed_in_order gpu_s35_gradients_from_several_streams_are_summed_in_order => meet;
     manual(1) s35_a_loss_on_the_cpu_orders_the_streams_of_its_leaves gpu_s35_a_loss_on_the_cpu_orders_the_streams_of_its_leaves => loss_on_the_cpu;
     manual(2) s35_devices_without_a_root_are_ordered_too gpu2_s35_devices_without_a_root_are_ordered_too => leaf_on_another_device;
+    worlds(1) s35_a_pass_captured_alone_is_replayed gpu_s35_a_pass_captured_alone_is_replayed => captured_alone;
+    worlds(1) s35_graphed_callables_may_use_several_streams gpu_s35_graphed_callables_may_use_several_streams => graphed;
     schedules(2) s35_gradients_cross_devices gpu2_s35_gradients_cross_devices => devices;
+}
+
+/// A pass that is captured without the forward pass computes its gradients anew in each replay.
+fn captured_alone(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let _on = cuda::device(device)?;
+        for stream in [cuda::current_stream(())?, Stream::new(())?] {
+            let (w, x) = (full([2], 2.0, device)?.requires_grad_(true)?, ones([2], device)?);
+            let start = ones([2], device)?;
+            let y = cuda::with_stream(&stream, || w.mul(&x))?;
+            cuda::synchronize(())?;
+            let (graph, ()) = cuda::graph(|| y.backward_with(&start))?;
+            for (factor, by) in [(5.0, 2.0), (7.0, 3.0)] {
+                x.fill_(factor)?;
+                start.fill_(by)?;
+                graph.replay()?;
+                assert_eq!(w.grad().unwrap().to_vec::<f32>()?, [(factor * by) as f32; 2]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A graphed callable whose forward pass uses a stream of its own has the gradients of eager calls.
+fn graphed(world: &World) -> Result<()> {
+    for device in 0..world.devices {
+        let _on = cuda::device(device)?;
+        let side = Stream::new(())?;
+        let (w, x) = (full([2], 0.5, device)?.requires_grad_(true)?, full([2], 3.0, device)?);
+        let on_side = |f: &dyn Fn() -> Result<Tensor>| -> Result<Tensor> {
+            let main = cuda::current_stream(())?;
+            side.wait_stream(&main)?;
+            let y = cuda::with_stream(&side, f)?;
+            main.wait_stream(&side)?;
+            y.record_stream(&main)?;
+            Ok(y)
+        };
+        type Layer<'a> = &'a dyn Fn(&Tensor) -> Result<Tensor>;
+        let layers: [Layer<'_>; 3] = [
+            &|x| on_side(&|| x.mul(&w)?.exp()),
+            &|x| {
+                let y = x.mul(&w)?;
+                on_side(&|| y.mul(2.0))
+            },
+            &|x| on_side(&|| x.mul(&w))?.exp()?.add(&w),
+        ];
+        for layer in layers {
+            let mut grads = Vec::new();
+            let callable = Callable::new(|x| Ok(vec![layer(&x[0])?]), &[&x]);
+            let [graphed] = cuda::make_graphed_callables([callable], ())?;
+            for by in [1.0, 3.0] {
+                let eager: &dyn Fn() -> Result<Tensor> = &|| layer(&x);
+                for call in [eager, &|| Ok(graphed.call(&[&x])?.remove(0))] {
+                    w.set_grad(None)?;
+                    call()?.mul(by)?.sum(())?.backward()?;
+                    cuda::synchronize(())?;
+                    grads.push(w.grad().unwrap().to_vec::<f32>()?);
+                }
+            }
+            assert_eq!([&grads[0], &grads[2]], [&grads[1], &grads[3]]);
+        }
+    }
+    Ok(())
 }
 
 /// Tests that a hook of a gradient runs on the stream of the forward op.
