@@ -3,11 +3,9 @@
 use warpline_runtime::generator::CpuGenerator;
 use warpline_runtime::{ChosenGenerators, SharedGenerator};
 
-#[cfg(doc)]
-use crate::ErrorKind;
 use crate::called::Called as _;
 use crate::cuda::CudaDeviceArg as _;
-use crate::{DType, Device, Error, IntoDevice, Result, Tensor, runtime};
+use crate::{DType, Device, Error, ErrorKind, IntoDevice, Result, Tensor, runtime};
 
 /// Evaluates an expression with the shared generator, whatever its device.
 macro_rules! each {
@@ -85,7 +83,8 @@ impl Generator {
         }
     }
 
-    /// Restarts the sequence from `seed`.
+    /// Restarts the sequence from `seed`. Ops that are being captured do not notice: each replay goes on from the state
+    /// that the generator has then.
     pub fn manual_seed(&self, seed: u64) {
         each!(&self.0, generator => generator.lock().manual_seed(seed));
     }
@@ -100,9 +99,11 @@ impl Generator {
     /// and 16 bytes for a GPU.
     ///
     /// # Errors
-    /// [`ErrorKind::Alloc`] if there is no memory for the tensor.
+    /// [`ErrorKind::Alloc`] if there is no memory for the tensor. [`ErrorKind::Capture`] if the generator is of a GPU
+    /// whose current stream is being captured.
     #[track_caller]
     pub fn get_state(&self) -> Result<Tensor> {
+        not_captured("get_state", self.device())?;
         let state = each!(&self.0, generator => generator.lock().state());
         crate::tensor(state, Device::Cpu)
     }
@@ -110,9 +111,11 @@ impl Generator {
     /// Restores a state that [`Generator::get_state`] returned, or PyTorch's `get_state`.
     ///
     /// # Errors
-    /// The same as [`set_rng_state`].
+    /// The same as [`set_rng_state`]. [`ErrorKind::Capture`] if the generator is of a GPU whose current stream is being
+    /// captured.
     #[track_caller]
     pub fn set_state(&self, state: &Tensor) -> Result<()> {
+        not_captured("set_state", self.device())?;
         let state = bytes("set_state", state)?;
         each!(&self.0, generator => generator.lock().set_state(&state)).of("set_state")
     }
@@ -257,6 +260,18 @@ pub fn get_rng_state() -> Result<Tensor> {
 pub fn set_rng_state(state: &Tensor) -> Result<()> {
     let state = bytes("set_rng_state", state)?;
     runtime().cpu_generator().lock().set_state(&state)
+}
+
+/// Fails if the current stream of the device is being captured, because replays would not repeat the call.
+#[track_caller]
+pub(crate) fn not_captured(op: &'static str, device: Device) -> Result<()> {
+    let is_capturing = |device| crate::cuda::current_stream(device).is_ok_and(|s| s.is_capturing());
+    if !device.is_cuda() || !is_capturing(device) {
+        return Ok(());
+    }
+    let reason = "replays of the graph would not read or set a generator's state; do it before or after the capture, or \
+                  use `graphsafe_get_state` and `graphsafe_set_state`";
+    Err(ErrorKind::Capture { reason: reason.into() }.of(op))
 }
 
 /// Returns the bytes of a generator state.

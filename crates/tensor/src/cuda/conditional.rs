@@ -39,6 +39,7 @@ use crate::{Error, ErrorKind};
 /// - Gradients: a backward pass must lie in the body with all its forward ops, or outside all bodies. A leaf without a
 ///   gradient gets one that is made in the body, anew in each run. For gradients that add up or are used outside, create
 ///   them before, for example with `set_grad(Some(&zeros))`.
+/// - Random ops of a body advance the generators in each replay, also if the body is skipped or runs several times.
 /// - The driver must support CUDA 12.3 (version 545 or newer).
 ///
 /// ```

@@ -4,23 +4,29 @@ use super::CudaDeviceArg;
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::called::Called as _;
-use crate::generator::bytes;
-use crate::{Result, Tensor, runtime};
+use crate::generator::{bytes, not_captured};
+use crate::{Device, Result, Tensor, runtime};
 
 /// Seeds the generator of the current device (`torch.cuda.manual_seed`).
 ///
 /// # Errors
 /// [`ErrorKind::CudaUnavailable`] if there is no GPU. [`ErrorKind::InvalidVariable`] if an environment variable has an
 /// invalid value. [`ErrorKind::Driver`] if loading or initializing the driver fails for another reason.
+/// [`ErrorKind::Capture`] if the device's current stream is being captured and the seed is another one than before.
 #[track_caller]
 pub fn manual_seed(seed: u64) -> Result<()> {
     let runtime = runtime();
     let index = ().index_in(&runtime).of("manual_seed")?;
-    runtime.device(index)?.manual_seed(seed);
+    let gpu = runtime.device(index)?;
+    if gpu.generator().lock().initial_seed() != seed {
+        not_captured("manual_seed", Device::cuda(index))?;
+    }
+    gpu.manual_seed(seed);
     Ok(())
 }
 
-/// Seeds the generators of all devices (`torch.cuda.manual_seed_all`). Has no effect if there is no device.
+/// Seeds the generators of all devices (`torch.cuda.manual_seed_all`). Has no effect if there is no device, or on ops that
+/// are being captured.
 pub fn manual_seed_all(seed: u64) {
     let runtime = runtime();
     for index in 0..runtime.device_count() {
@@ -37,11 +43,12 @@ pub fn manual_seed_all(seed: u64) {
 /// [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the device
 /// is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
 /// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
-/// used.
+/// used. [`ErrorKind::Capture`] if the device's current stream is being captured.
 #[track_caller]
 pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
     let runtime = runtime();
     let index = device.index_in(&runtime).of("get_rng_state")?;
+    not_captured("get_rng_state", Device::cuda(index))?;
     let gpu = runtime.device(index)?;
     let state = gpu.generator().lock().state();
     crate::tensor(state, crate::Device::Cpu)
@@ -54,12 +61,13 @@ pub fn get_rng_state(device: impl CudaDeviceArg) -> Result<Tensor> {
 /// state. [`ErrorKind::NoSuchDevice`] if there is no GPU with this index. [`ErrorKind::InvalidArgument`] if the
 /// device is the CPU. [`ErrorKind::InvalidDeviceString`] if a string does not name a device.
 /// [`ErrorKind::CudaUnavailable`], [`ErrorKind::InvalidVariable`] or [`ErrorKind::Driver`] if no GPU can be
-/// used.
+/// used. [`ErrorKind::Capture`] if the device's current stream is being captured.
 #[track_caller]
 pub fn set_rng_state(state: &Tensor, device: impl CudaDeviceArg) -> Result<()> {
     let state = bytes("set_rng_state", state)?;
     let runtime = runtime();
     let index = device.index_in(&runtime).of("set_rng_state")?;
+    not_captured("set_rng_state", Device::cuda(index))?;
     let gpu = runtime.device(index)?;
     gpu.generator().lock().set_state(&state)
 }

@@ -1,7 +1,9 @@
 //! Tests of random ops in graphs: each replay continues the random sequence of the device.
 
 use warpline::cuda;
-use warpline::{DType, Result, Tensor, empty, manual_seed, rand, randint, randn, randperm};
+use warpline::{
+    DType, ErrorKind, Generator, Result, Tensor, empty, manual_seed, rand, randint, randn, randperm,
+};
 
 use super::values;
 use crate::common::World;
@@ -9,6 +11,8 @@ use crate::common::World;
 rows! {
     schedules(1) graphs_random_ops_go_on_as_eager_ones gpu_graphs_random_ops_go_on_as_eager_ones => go_on;
     schedules(1) graphs_random_ops_follow_the_seed gpu_graphs_random_ops_follow_the_seed => seeds;
+    worlds(1) graphs_refuse_reads_and_changes_of_a_generators_state
+        gpu_graphs_refuse_reads_and_changes_of_a_generators_state => states;
 }
 
 /// Runs random ops of several kinds.
@@ -79,5 +83,33 @@ fn seeds(_: &World) -> Result<()> {
     manual_seed(1);
     let eager = [values(&rand([100], 0)?)?, values(&rand([100], 0)?)?];
     assert_eq!(eager, [values(&drawn)?, values(&other)?]);
+    Ok(())
+}
+
+/// A replay would not repeat these calls.
+fn states(_: &World) -> Result<()> {
+    cuda::manual_seed(7)?;
+    let (generator, state) = (Generator::on(0)?, cuda::get_rng_state(0)?);
+    let (graph, drawn) = cuda::graph(|| {
+        for (call, outcome) in [
+            ("manual_seed", cuda::manual_seed(8)),
+            ("get_rng_state", cuda::get_rng_state(0).map(drop)),
+            ("set_rng_state", cuda::set_rng_state(&state, 0)),
+            ("get_state", generator.get_state().map(drop)),
+            ("set_state", generator.set_state(&state)),
+        ] {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.op(), call);
+            assert!(matches!(error.kind(), ErrorKind::Capture { .. }), "{error}");
+        }
+        // The same seed changes nothing, and the CPU has no part in the capture.
+        cuda::manual_seed(7)?;
+        Generator::new().get_state()?;
+        rand([4], 0)
+    })?;
+    graph.replay()?;
+    let first = values(&drawn)?;
+    cuda::set_rng_state(&state, 0)?;
+    assert_eq!(values(&rand([4], 0)?)?, first);
     Ok(())
 }
