@@ -7,7 +7,7 @@ pub enum Policy {
     Low,
     /// Converts halves to `float32`.
     F32,
-    /// Converts `float32` and halves to the dtype to which they promote together.
+    /// Converts `float32` and halves to the dtype to which they promote together with the region's dtype.
     Widest,
     /// Fails. Only for `binary_cross_entropy`, which is not safe in the region's dtype.
     Refuse,

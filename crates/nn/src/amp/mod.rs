@@ -74,8 +74,8 @@ warpline::__options! {
 /// Scales losses, unscales gradients, and skips steps whose gradients overflowed (`torch.amp.GradScaler`). The
 /// [module](self) has an example.
 ///
-/// The scaler identifies an optimizer by its parameters. Call [`update`](Self::update) once per iteration, after
-/// the steps of all optimizers. The scaler ignores the checks of gradients in a capture that fails, or whose graph is
+/// The scaler identifies an optimizer by its parameters, so optimizers that share their first parameters need a scaler
+/// each. Call [`update`](Self::update) once per iteration, after the steps of all optimizers. The scaler ignores the checks of gradients in a capture that fails, or whose graph is
 /// dropped before its first replay.
 #[derive(Debug)]
 pub struct GradScaler {

@@ -1,7 +1,7 @@
 //! Activation functions as modules.
 
 use warpline::__Called as _;
-use warpline::functional::{self, softmin};
+use warpline::functional::{self, prelu, softmin};
 pub use warpline::functional::{
     Approximate, CELUOptions, ELUOptions, GLUOptions, HardshrinkOptions, HardtanhOptions,
     LeakyReLUOptions, SoftplusOptions, SoftshrinkOptions,
@@ -238,23 +238,11 @@ pub(super) fn floats(options: impl Into<warpline::TensorOptions>) -> warpline::T
 forward!(PReLU, this, x => {
     let _call = CallScope::enter("PReLU");
     crate::input_device::check("PReLU", x, "weight", &this.weight)?;
-    this.apply(x)
+    prelu(x, &this.weight)
 });
 
 impl PReLU {
     fn describe(&self) -> String {
         format!("num_parameters={}", size(&self.weight, 0))
-    }
-
-    #[track_caller]
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let mut sizes = vec![1isize; x.dim().max(1)];
-        if self.weight.numel() > 1 && x.dim() > 1 {
-            sizes[1] = self.weight.numel() as isize;
-        }
-        let slope =
-            if x.dim() > 1 { self.weight.reshape(&sizes)? } else { Tensor::clone(&self.weight) };
-        // At zero, `clamp_max` passes the gradient on and `relu` does not, so the gradient is the slope, as in PyTorch.
-        x.relu()?.add(&x.clamp_max(0.0)?.mul(&slope)?)
     }
 }

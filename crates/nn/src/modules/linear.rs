@@ -1,8 +1,8 @@
 //! Linear and bilinear maps.
 
 use warpline::__Called as _;
-use warpline::functional::linear;
-use warpline::{CallScope, Error, IntoOptions, Result, Tensor, TensorOptions, empty};
+use warpline::functional::{bilinear, linear};
+use warpline::{CallScope, IntoOptions, Result, Tensor, TensorOptions, empty};
 
 use super::options::parameter_options;
 use super::repr::{boolean, size};
@@ -125,54 +125,20 @@ impl Bilinear {
     /// Applies the map to `[.., in1]` and `[.., in2]`, whose leading sizes must be equal. Returns `[.., out]`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if the last sizes are not `in1` and `in2`
-    /// or the leading sizes differ; [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if an input is
-    /// on a device that cannot access `weight`; errors of [`Tensor::matmul`].
+    /// [`ErrorKind::DeviceMismatch`](warpline::ErrorKind::DeviceMismatch) if an input is on a device that cannot access
+    /// `weight`; errors of [`bilinear`].
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         let _call = CallScope::enter("Bilinear");
         input_device::check("Bilinear", x1, "weight", &self.weight)?;
         input_device::check("Bilinear", x2, "weight", &self.weight)?;
-        self.check_sizes(x1, x2)?;
-        self.apply(x1, x2)
-    }
-
-    /// Returns an error if the inputs' last sizes are not those of the weight, or if their leading sizes differ,
-    /// because the ops would broadcast them.
-    #[track_caller]
-    fn check_sizes(&self, x1: &Tensor, x2: &Tensor) -> Result<()> {
-        let weight = self.weight.size();
-        if let ([batch1 @ .., in1], [batch2 @ .., in2]) = (x1.size(), x2.size())
-            && batch1 == batch2
-            && weight[1..] == [*in1, *in2]
-        {
-            return Ok(());
-        }
-        let reason = format!(
-            "expects inputs of the same batch, [.., {}] and [.., {}], not {:?} and {:?}",
-            weight[1],
-            weight[2],
-            x1.size(),
-            x2.size()
-        );
-        Err(Error::invalid("Bilinear", reason))
+        bilinear(x1, x2, &self.weight, self.bias.as_deref())
     }
 
     fn describe(&self) -> String {
         let [outputs, in1, in2] = [0, 1, 2].map(|dim| size(&self.weight, dim));
         let bias = boolean(self.bias.is_some());
         format!("in1_features={in1}, in2_features={in2}, out_features={outputs}, bias={bias}")
-    }
-
-    #[track_caller]
-    fn apply(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
-        // [.., 1, 1, in1] @ [out, in1, in2] is [.., out, 1, in2].
-        let rows = x1.unsqueeze(-2)?.unsqueeze(-2)?.matmul(&self.weight)?;
-        let y = rows.matmul(&x2.unsqueeze(-2)?.unsqueeze(-1)?)?.squeeze(-1)?.squeeze(-1)?;
-        match &self.bias {
-            Some(bias) => y.add(bias),
-            None => Ok(y),
-        }
     }
 }
 

@@ -159,7 +159,7 @@ pub(crate) fn cast_operands(
         Policy::Widest => {
             let eligible = tensors().filter(|tensor| is_eligible(tensor, main));
             match eligible.map(Tensor::dtype).reduce(DType::promote) {
-                Some(widest) => widest,
+                Some(widest) => widest.promote(low),
                 None => return Ok(None),
             }
         }

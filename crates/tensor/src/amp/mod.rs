@@ -84,8 +84,8 @@ impl From<DType> for AutocastOptions {
 ///
 /// # Errors
 /// [`ErrorKind::InvalidDeviceString`](crate::ErrorKind::InvalidDeviceString) if a string names no device.
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the dtype is not `f16`, `bf16` or `f32`. Errors
-/// of `f`.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if an enabled region has a dtype that is not `f16`,
+/// `bf16` or `f32`. Errors of `f`.
 #[track_caller]
 pub fn autocast<R>(
     device: impl IntoDevice,
@@ -130,7 +130,7 @@ impl AutocastGuard {
         let (device, options) = (device.into_device().of("autocast")?, options.into_options());
         let mut modes = AutocastModes::current();
         let dtype = options.dtype.unwrap_or(modes.of(device).dtype);
-        if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
+        if options.enabled && !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
             let reason = format!("autocast computes in f16, bf16 or f32, but dtype is {dtype}");
             return Err(Error::invalid("autocast", reason));
         }

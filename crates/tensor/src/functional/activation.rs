@@ -2,11 +2,10 @@
 
 use warpline_kernels::elementwise::SILU_MUL;
 
-#[cfg(doc)]
-use crate::ErrorKind;
+use crate::amp::autocast_operands;
 use crate::functional::options::{from_number, options};
 use crate::methods::{apply_elementwise_in, common_dtype};
-use crate::{CallScope, Error, Integer, IntoOptions, Result, Scalar, Tensor};
+use crate::{CallScope, Error, ErrorKind, Integer, IntoOptions, Result, Scalar, Tensor};
 
 macro_rules! activations {
     ($($name:ident($($parameter:ident: $ty:ty),*);)*) => {$(
@@ -44,6 +43,41 @@ activations! {
     tanh();
     tanhshrink();
     threshold(threshold: impl Into<Scalar>, value: impl Into<Scalar>);
+}
+
+/// `x` where it is positive, and elsewhere `x` times the weight (`torch.nn.functional.prelu`). `weight` has one element,
+/// or one for each channel, which is dimension 1 of the input.
+///
+/// ```
+/// # use warpline::{functional::prelu, tensor};
+/// let (x, weight) = (tensor([[-2f32, 4.0], [1.0, -8.0]], ())?, tensor([0.5f32, 0.25], ())?);
+/// assert_eq!(prelu(&x, &weight)?.to_vec::<f32>()?, [-1.0, 4.0, 1.0, -2.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::OperandDTypes`] if the dtypes differ. [`ErrorKind::ShapeMismatch`] if `weight` has more than one
+/// dimension, or neither one element nor one for each channel. Errors of [`Tensor::relu`] and [`Tensor::mul`].
+#[track_caller]
+pub fn prelu(input: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    let op = "prelu";
+    let _call = CallScope::enter(op);
+    autocast_operands!(Low, Low, [input, weight] => prelu(input, weight));
+    let (first, second) = (input.dtype(), weight.dtype());
+    if first != second {
+        return Err(ErrorKind::OperandDTypes { operands: "input and weight", first, second }.of(op));
+    }
+    let channels = if input.dim() > 1 { input.size()[1] } else { 1 };
+    if weight.dim() > 1 || ![1, channels].contains(&weight.numel()) {
+        let reason = format!("a weight of {:?} for an input of {channels} channels", weight.size());
+        return Err(Error::shape(op, reason));
+    }
+    let mut sizes = vec![1; input.dim()];
+    if weight.numel() > 1 {
+        sizes[1] = channels;
+    }
+    // At zero, `clamp_max` passes the gradient on and `relu` does not, so the gradient is the slope, as in PyTorch.
+    input.relu()?.add(&input.clamp_max(0.0)?.mul(&weight.reshape(sizes)?)?)
 }
 
 macro_rules! in_place {

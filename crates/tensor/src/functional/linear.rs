@@ -53,6 +53,51 @@ pub fn linear<'a>(
     product.add(bias)
 }
 
+/// `x1 @ weight[o] @ x2 + bias[o]` for each output `o` (`torch.nn.functional.bilinear`). `[.., in1]`, `[.., in2]`, a
+/// `weight` of `[out, in1, in2]` and a `bias` of `[out]` give `[.., out]`.
+///
+/// ```
+/// # use warpline::{functional::bilinear, tensor};
+/// let (x1, x2) = (tensor([[1f32, 2.0]], ())?, tensor([[3f32, 4.0]], ())?);
+/// let weight = tensor([[[1f32, 0.0], [0.0, 1.0]]], ())?;
+/// assert_eq!(bilinear(&x1, &x2, &weight, None)?.to_vec::<f32>()?, [11.0]);
+/// # Ok::<(), warpline::Error>(())
+/// ```
+///
+/// # Errors
+/// [`ErrorKind::ShapeMismatch`] if the leading sizes of the inputs differ, or the last sizes are not those of `weight`.
+/// Errors of [`Tensor::matmul`] and [`Tensor::add`].
+#[track_caller]
+pub fn bilinear<'a>(
+    input1: &Tensor,
+    input2: &Tensor,
+    weight: &Tensor,
+    bias: impl IntoOptionalTensor<'a>,
+) -> Result<Tensor> {
+    let op = "bilinear";
+    let _call = CallScope::enter(op);
+    let bias = bias.into_optional();
+    autocast_operands!(Widest, KeepAll, [input1, input2, weight; bias] =>
+        bilinear(input1, input2, weight, bias));
+    let fits = match (input1.size(), input2.size(), weight.size()) {
+        ([batch1 @ .., in1], [batch2 @ .., in2], [_, of1, of2]) => {
+            (batch1, in1, in2) == (batch2, of1, of2)
+        }
+        _ => false,
+    };
+    if !fits {
+        let (x1, x2, w) = (input1.size(), input2.size(), weight.size());
+        return Err(Error::shape(op, format!("inputs of {x1:?} and {x2:?} for a weight of {w:?}")));
+    }
+    // [.., 1, 1, in1] @ [out, in1, in2] is [.., out, 1, in2].
+    let rows = input1.unsqueeze(-2)?.unsqueeze(-2)?.matmul(weight)?;
+    let y = rows.matmul(&input2.unsqueeze(-2)?.unsqueeze(-1)?)?.squeeze(-1)?.squeeze(-1)?;
+    match bias {
+        Some(bias) => y.add(bias),
+        None => Ok(y),
+    }
+}
+
 /// Computes the result as one node of the graph, which replaces the nodes of a transpose, a product, an addition and
 /// two views. Returns `None` unless the weight is a matrix, the input has at least two dimensions, the sizes fit, and
 /// all operands have the same float dtype and device.

@@ -38,8 +38,8 @@ pub use activation::{
     Approximate, CELUOptions, ELUOptions, GLUOptions, HardshrinkOptions, HardtanhOptions,
     LeakyReLUOptions, SoftplusOptions, SoftshrinkOptions, celu, celu_, elu, elu_, gelu, glu,
     hardshrink, hardsigmoid, hardswish, hardtanh, hardtanh_, leaky_relu, leaky_relu_, log_softmax,
-    logsigmoid, mish, relu, relu_, relu6, selu, selu_, sigmoid, silu, silu_mul, softmax, softmin,
-    softplus, softshrink, softsign, tanh, tanhshrink, threshold, threshold_,
+    logsigmoid, mish, prelu, relu, relu_, relu6, selu, selu_, sigmoid, silu, silu_mul, softmax,
+    softmin, softplus, softshrink, softsign, tanh, tanhshrink, threshold, threshold_,
 };
 pub use attention::{AttentionOptions, scaled_dot_product_attention};
 pub use conv::{
@@ -51,7 +51,7 @@ pub use dropout::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
 pub use kv_cache::KvCache;
-pub use linear::linear;
+pub use linear::{bilinear, linear};
 pub use loss::{
     BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions, HuberLossOptions,
     KLDivLossOptions, NLLLossOptions, Reduction, SmoothL1LossOptions, binary_cross_entropy,

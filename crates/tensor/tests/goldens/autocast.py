@@ -69,6 +69,8 @@ OPS = [
     ("functional::softmin", [MATRIX], lambda x: F.softmin(x, 1)),
     ("functional::log_softmax", [MATRIX], lambda x: F.log_softmax(x, 1)),
     ("functional::glu", [(2, 4)], F.glu),
+    ("functional::prelu", [MATRIX, VECTOR], F.prelu),
+    ("functional::bilinear", [MATRIX, MATRIX, BATCH, (2,)], F.bilinear),
     ("functional::dropout", [MATRIX], lambda x: F.dropout(x, 0.5)),
     ("functional::embedding", [MATRIX], lambda w: F.embedding(CLASSES.to(w.device), w)),
     ("functional::cross_entropy", [(2, 3)], lambda x: F.cross_entropy(x, CLASSES.to(x.device))),

@@ -516,3 +516,22 @@ fn workers_of_a_loader_are_in_the_region_of_their_epoch() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn ops_of_the_widest_dtype_count_the_dtype_of_the_region() {
+    on_gpu(|| {
+        let (half, brain) = (ones([2], (DType::F16, "cuda"))?, ones([2], (DType::BF16, "cuda"))?);
+        for (region, operand, result) in [
+            (DType::F32, &half, DType::F32),
+            (DType::F16, &half, DType::F16),
+            (DType::F16, &brain, DType::F32),
+        ] {
+            let product = autocast("cuda", region, || operand.dot(operand))?;
+            assert_eq!(product.dtype(), result, "{} in a region of {region}", operand.dtype());
+        }
+        // The dtype of a disabled region has no effect.
+        let disabled = AutocastOptions::new().dtype(DType::F64).enabled(false);
+        assert_eq!(autocast("cuda", disabled, || half.dot(&half))?.dtype(), DType::F16);
+        Ok(())
+    });
+}

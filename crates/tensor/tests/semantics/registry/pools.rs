@@ -3,7 +3,7 @@
 use warpline::functional::*;
 use warpline::{Result, Scalar, Tensor};
 
-use super::entry::{Entry, Results, every, floats};
+use super::entry::{Entry, Results, every, floats, numbers};
 use super::sample::{Arg, x};
 
 fn rows() -> [Vec<Arg>; 2] {
@@ -126,6 +126,12 @@ fn padded() -> Vec<Entry> {
         Entry::new("functional::glu", every, [vec![x(&[2, 4])], vec![x(&[0, 2])]], |x| {
             glu(&x[0], 1)
         }),
+        Entry::new(
+            "functional::prelu",
+            numbers,
+            [vec![x(&[3, 3]), x(&[3])], vec![x(&[2, 2, 3]), x(&[1])], vec![x(&[2]), x(&[])]],
+            |x| prelu(&x[0], &x[1]),
+        ),
     ];
     modes.into_iter().chain(others).collect()
 }

@@ -1,6 +1,6 @@
 //! Entries for products of matrices and vectors, and for sums of products.
 
-use warpline::functional::linear;
+use warpline::functional::{bilinear, linear};
 use warpline::{AddmmOptions, Result, Tensor, einsum};
 
 use super::entry::{Entry, every, floats, numbers};
@@ -85,6 +85,12 @@ fn added() -> Vec<Entry> {
             linear(&x[0], &x[1], None)
         })
         .with("without bias"),
+        Entry::new(
+            "functional::bilinear",
+            numbers,
+            [vec![x(&[3, 2]), x(&[3, 4]), x(&[2, 2, 4]), x(&[2])]],
+            |x| bilinear(&x[0], &x[1], &x[2], &x[3]),
+        ),
     ]
 }
 
