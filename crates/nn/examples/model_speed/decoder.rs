@@ -4,7 +4,7 @@ use warpline::functional::{
     self, AttentionOptions, KvCache, add_rms_norm, linear, rotary_embedding,
     scaled_dot_product_attention, silu_mul,
 };
-use warpline::{DType, Result, Tensor, arange, arange_start_step, cat, expr, zeros};
+use warpline::{DType, Result, Tensor, arange, arange_start_step, cat, expr, stack, zeros};
 use warpline_nn::{Embedding, Linear, LinearOptions, Module, RMSNorm, RMSNormOptions};
 
 /// Sizes of a decoder.
@@ -247,7 +247,8 @@ impl FusedDecoder {
 /// The state of decoding one sequence with a [`FusedDecoder`].
 pub(crate) struct FusedDecoding {
     token: Tensor,
-    frequencies: Tensor,
+    /// Cosines and sines of all positions: `[capacity, 2, own / 2]`.
+    angles: Tensor,
     caches: Vec<KvCache>,
     nothing: Tensor,
 }
@@ -257,9 +258,11 @@ impl FusedDecoding {
         let own = sizes.width / sizes.heads;
         let cache = [1, sizes.key_heads, sizes.capacity, own];
         let steps = arange_start_step(0.0, own as f64, 2.0, (DType::F32, "cuda"))?;
+        let positions = arange(sizes.capacity as i64, (DType::F32, "cuda"))?.unsqueeze(1)?;
+        let angles = positions.mul(&steps.mul(-500_000f64.ln() / own as f64)?.exp()?)?;
         Ok(Self {
             token: zeros([1, 1], (DType::I64, "cuda"))?,
-            frequencies: steps.mul(-500_000f64.ln() / own as f64)?.exp()?,
+            angles: stack(&[&angles.cos()?, &angles.sin()?], 1)?,
             caches: (0..sizes.layers)
                 .map(|_| KvCache::new(cache, (DType::BF16, "cuda")))
                 .collect::<Result<_>>()?,
@@ -274,8 +277,8 @@ impl FusedDecoding {
 
     /// Decodes one token.
     pub(crate) fn step(&self, model: &FusedDecoder) -> Result<()> {
-        let angles = self.frequencies.mul(&self.caches[0].len().unsqueeze(1)?)?;
-        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let angles = self.angles.index_select(0, self.caches[0].len())?;
+        let (cos, sin) = (angles.select(1, 0)?, angles.select(1, 1)?);
         let (mut x, mut residual) = (model.embedding.forward(&self.token)?, self.nothing.clone());
         for (layer, cache) in model.layers.iter().zip(&self.caches) {
             (x, residual) = layer.forward((&x, &residual), (&cos, &sin), cache)?;

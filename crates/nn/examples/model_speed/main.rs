@@ -173,7 +173,7 @@ fn ours(only: &str) -> Result<Vec<Figure>> {
         figures.extend(products()?);
     }
     if "llama".starts_with(only) || only.starts_with("llama") {
-        figures.extend(decoding()?);
+        figures.extend(decoding(only)?);
     }
     for (name, dtype, tf32, format, is_graph) in RESNETS {
         if name.starts_with(only) {
@@ -247,7 +247,7 @@ fn products() -> Result<Vec<Figure>> {
 
 /// Measures a step of decoding, with plain and with fused functions, in four ways: with eager ops,
 /// as single replays of a graph, as twenty replays in a row, and as a thousand replays in a row.
-fn decoding() -> Result<Vec<Figure>> {
+fn decoding(only: &str) -> Result<Vec<Figure>> {
     let sizes = DecoderSizes {
         width: 2048,
         heads: 32,
@@ -258,7 +258,7 @@ fn decoding() -> Result<Vec<Figure>> {
         capacity: 1024,
     };
     let mut figures = Vec::new();
-    {
+    if PLAIN.iter().any(|name| name.starts_with(only)) {
         let mut model = Decoder::new(sizes)?;
         model.to((DType::BF16, "cuda"))?;
         let state = Decoding::new(sizes)?;
