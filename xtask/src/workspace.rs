@@ -122,10 +122,6 @@ impl Crate {
     pub(crate) fn dir(&self) -> &Path {
         self.manifest_path.parent().unwrap_or(Path::new("."))
     }
-
-    pub(crate) fn has(&self, kind: &str) -> bool {
-        self.targets.iter().any(|t| t.kind.iter().any(|k| k == kind))
-    }
 }
 
 #[derive(Deserialize)]

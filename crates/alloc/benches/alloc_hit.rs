@@ -88,7 +88,7 @@ fn mixed_sizes(c: &mut Criterion) {
 
 /// Replays recorded traces with the cache that an earlier replay left.
 fn warm_replays(c: &mut Criterion) {
-    let folder = Path::new("tests/traces");
+    let folder = Path::new("traces");
     let files =
         ["gpt2_var", "llama_lora_ckpt", "multistream_prefetch", "resnet50", "unet_multires"];
     let traces = files.map(|name| Trace::open(&folder.join(format!("{name}.csv.gz"))).unwrap());

@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             // Prefer the folder at run time, because the checkout may have moved since the build.
             let root = std::env::var_os("CARGO_MANIFEST_DIR");
             let root = root.map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
-            let trace = Trace::open(&root.join(format!("tests/traces/{name}.csv.gz")))?;
+            let trace = Trace::open(&root.join(format!("traces/{name}.csv.gz")))?;
             println!("{} operations", trace.ops.len());
             for _ in 0..times {
                 run::replay(&allocator, &trace, &trace.streams, &mut (), &mut |_| {})?;

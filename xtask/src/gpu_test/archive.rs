@@ -1,9 +1,9 @@
 //! An archive of the tests, for a host with neither cargo nor a network.
 //!
 //! The archive is a `.tar.gz` file with two entries. `tar xf FILE xtask` extracts the first, the program `xtask` that wrote it.
-//! The second, `files.tar.lzma`, contains `manifest.json`, `tests/`, the `examples/` that measure times, `benches/`, and
-//! the test data of every crate below `crates/`. The programs share most of their code, at distances that exceed the
-//! window of gzip but not that of LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
+//! The second, `files.tar.lzma`, contains `manifest.json`, the programs in `tests/`, and the test data of every crate
+//! below `crates/`. The programs share most of their code, at distances that exceed the window of gzip but not that of
+//! LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -30,8 +30,6 @@ pub(super) struct ArchiveManifest {
     /// Architecture and system that the programs run on.
     pub(super) host: String,
     pub(super) tests: Vec<TestProgram>,
-    pub(super) examples: Vec<TestProgram>,
-    pub(super) benches: Vec<TestProgram>,
 }
 
 /// A file and its name in the archive.
@@ -48,36 +46,32 @@ const DICTIONARY_BYTES: u32 = 256 << 20;
 const MAX_BYTES: u64 = 44_000_000;
 
 pub(super) fn write(root: &Path, file: &Path) -> Result<()> {
-    let layers = build::layers(root)?;
-    let mut measuring = layers.clone();
-    for layer in &mut measuring {
-        let targets = std::mem::take(&mut layer.targets).into_iter();
-        let chosen = targets.map(|target| Ok(build::measures(&target)?.then_some(target)));
-        layer.targets = chosen.filter_map(Result::transpose).collect::<Result<_>>()?;
-    }
-    let xtask = std::env::current_exe()?;
+    let folder = xshell::Shell::new()?.create_temp_dir()?;
+    let xtask = stripped(std::env::current_exe()?, &folder.path().join("xtask"));
     let built = ArchiveManifest {
         commit: commit(root),
         host: host(),
         tests: build::tests(root, ARCHIVE_PROFILE)?,
-        examples: build::targets(root, ARCHIVE_PROFILE, "example", &measuring)?,
-        benches: build::targets(root, ARCHIVE_PROFILE, "bench", &measuring)?,
     };
-    let data = test_data(root, &layers)?;
+    let data = test_data(root, &build::layers(root)?)?;
     pack(root, file, &xtask, &built, &data)?;
     let size = fs::metadata(file)?.len();
     println!(
-        "{}: {} test binaries, {} examples, {} benches, {} data files, {:.1} MB",
+        "{}: {} test programs, {} data files, {:.1} MB",
         file.display(),
         built.tests.len(),
-        built.examples.len(),
-        built.benches.len(),
         data.len(),
         megabytes(size),
     );
     check_size(size)?;
     println!("on the GPU host: tar xf FILE xtask && ./xtask gpu-test --from FILE");
     Ok(())
+}
+
+/// Copies the program to `to` without symbols. Returns the program itself on a host without `strip`.
+fn stripped(program: PathBuf, to: &Path) -> PathBuf {
+    let status = Command::new("strip").arg("-o").args([to, &program]).status();
+    if status.is_ok_and(|status| status.success()) { to.to_owned() } else { program }
 }
 
 fn megabytes(bytes: u64) -> f64 {
@@ -127,25 +121,15 @@ fn pack(
     data: &[ArchiveEntry],
 ) -> Result<()> {
     let mut entries: Vec<ArchiveEntry> = vec![(xtask.to_owned(), "xtask".to_owned())];
-    let mut add = |folder: &str, binaries: &[TestProgram]| -> Vec<TestProgram> {
-        let relative = binaries.iter().map(|binary| {
-            let path = match folder {
-                "examples" => format!("{folder}/{}", binary.name),
-                _ => format!("{folder}/{}/{}", binary.package, binary.name),
-            };
-            entries.push((binary.path.clone(), path.clone()));
-            let dir = workspace::relative(root, &binary.dir).into();
-            TestProgram { path: path.into(), dir, ..binary.clone() }
-        });
-        relative.collect()
-    };
-    let manifest = ArchiveManifest {
-        commit: built.commit.clone(),
-        host: built.host.clone(),
-        tests: add("tests", &built.tests),
-        examples: add("examples", &built.examples),
-        benches: add("benches", &built.benches),
-    };
+    let tests = built.tests.iter().map(|test| {
+        let path = format!("tests/{}/{}", test.package, test.name);
+        entries.push((test.path.clone(), path.clone()));
+        let dir = workspace::relative(root, &test.dir).into();
+        TestProgram { path: path.into(), dir, ..test.clone() }
+    });
+    let tests = tests.collect();
+    let manifest =
+        ArchiveManifest { commit: built.commit.clone(), host: built.host.clone(), tests };
     entries.extend_from_slice(data);
     let mut names = BTreeSet::new();
     if let Some((_, twice)) = entries.iter().find(|(_, name)| !names.insert(name)) {
@@ -166,7 +150,7 @@ fn pack(
 }
 
 fn pack_files(manifest: &[u8], entries: &[ArchiveEntry]) -> Result<Vec<u8>> {
-    let options = LzmaOptions { dict_size: DICTIONARY_BYTES, ..LzmaOptions::with_preset(3) };
+    let options = LzmaOptions { dict_size: DICTIONARY_BYTES, ..LzmaOptions::with_preset(1) };
     let mut tar = tar::Builder::new(LzmaWriter::new_use_header(Vec::new(), &options, None)?);
     append(&mut tar, MANIFEST, manifest)?;
     for (path, name) in entries {
@@ -204,12 +188,11 @@ pub(super) fn unpack(file: &Path, dir: &Path) -> Result<ArchiveManifest> {
         manifest.host,
         host()
     );
-    let ArchiveManifest { tests, examples, benches, .. } = &mut manifest;
-    for binary in tests.iter_mut().chain(examples).chain(benches) {
-        binary.path = dir.join(&binary.path);
-        binary.dir = dir.join(&binary.dir);
-        // The tests run in this folder. A crate without test data has no folder in the archive.
-        fs::create_dir_all(&binary.dir)?;
+    for test in &mut manifest.tests {
+        test.path = dir.join(&test.path);
+        test.dir = dir.join(&test.dir);
+        // The test runs in this folder. A crate without test data has no folder in the archive.
+        fs::create_dir_all(&test.dir)?;
     }
     Ok(manifest)
 }
@@ -250,8 +233,6 @@ mod tests {
             commit: "abc".to_owned(),
             host: host(),
             tests: vec![binary(root, "ops")],
-            examples: vec![binary(root, "streams")],
-            benches: vec![binary(root, "dispatch")],
         };
         let data = put(root.join("crates/tensor/tests/goldens/a.json"), "{}");
         let data = vec![(data, "crates/tensor/tests/goldens/a.json".to_owned())];
@@ -264,8 +245,6 @@ mod tests {
         assert_eq!(manifest.commit, "abc");
         assert_eq!(manifest.tests[0].path, dir.join("tests/warpline/ops"));
         assert_eq!(fs::read_to_string(&manifest.tests[0].path).unwrap(), "ops");
-        assert_eq!(manifest.examples[0].path, dir.join("examples/streams"));
-        assert_eq!(fs::read_to_string(&manifest.benches[0].path).unwrap(), "dispatch");
         assert_eq!(manifest.tests[0].dir, dir.join("crates/tensor"));
         let data = manifest.tests[0].dir.join("tests/goldens/a.json");
         assert_eq!(fs::read_to_string(data).unwrap(), "{}");

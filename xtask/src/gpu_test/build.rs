@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::output;
 use crate::workspace::{self, CargoTarget, Crate};
 
-/// The profile in the root `Cargo.toml` for the programs of an archive, and for `--release`.
+/// The profile in the root `Cargo.toml` for the programs of an archive.
 pub(super) const ARCHIVE_PROFILE: &str = "gpu";
 
 /// A test, example, bench or other program that cargo built.
@@ -61,43 +61,29 @@ pub(super) fn tests(root: &Path, profile: &str) -> Result<Vec<TestProgram>> {
     for (_, name) in &chosen {
         args.extend(["--test".to_owned(), name.clone()]);
     }
-    let mut binaries =
-        in_order(cargo(root, profile, &args)?, &layers, |artifact| artifact.profile.test);
+    let mut binaries = in_order(cargo(root, profile, &args)?, &layers);
     // Cargo applies a target's name to all crates, so it may have built more than was chosen.
     binaries.retain(|binary| chosen.contains(&(binary.package.clone(), binary.name.clone())));
     Ok(binaries)
 }
 
-/// Returns whether the target is a library or an integration test, and its files define a function with the name of a
-/// GPU test.
+/// Returns whether the target is a library or an integration test, and its files define a function without parameters
+/// with the name of a GPU test.
 fn has_gpu_tests(target: &CargoTarget) -> Result<bool> {
     if !target.kind.iter().any(|kind| kind == "lib" || kind == "test") {
         return Ok(false);
     }
-    has_line(target, |line| {
-        let name = line.trim().strip_prefix("fn ").and_then(|line| line.strip_suffix("() {"));
-        name.and_then(output::gpus_needed).is_some()
-    })
-}
-
-/// Returns whether the target is a bench, or an example that measures times. Other examples are programs to read, and
-/// would make an archive larger than all tests.
-pub(super) fn measures(target: &CargoTarget) -> Result<bool> {
-    match target.kind.iter().any(|kind| kind == "example") {
-        true => has_line(target, |line| line.contains("Instant::now()")),
-        false => Ok(target.kind.iter().any(|kind| kind == "bench")),
-    }
-}
-
-/// Returns whether `f` holds for a line of the target's files.
-fn has_line(target: &CargoTarget, f: impl Fn(&str) -> bool) -> Result<bool> {
+    let is_gpu_test = |line: &str| {
+        let line = line.trim_start().strip_prefix("fn ")?;
+        output::gpus_needed(line.split_once("()")?.0)
+    };
     let root = &target.src_path;
     let files = match root.file_name().is_some_and(|name| name == "main.rs" || name == "lib.rs") {
         true => workspace::files(root.parent().unwrap_or(root), &["rs"])?,
         false => vec![root.clone()],
     };
     for file in files {
-        if workspace::read(&file)?.lines().any(&f) {
+        if workspace::read(&file)?.lines().any(|line| is_gpu_test(line).is_some()) {
             return Ok(true);
         }
     }
@@ -109,28 +95,7 @@ pub(super) fn test(root: &Path, profile: &str, name: &str) -> Result<Vec<TestPro
     let layers = layers(root)?;
     let args = strings(&["test", "--no-run", "--test", name]);
     let built = cargo(root, profile, &args)?;
-    Ok(in_order(built, &layers, |artifact| artifact.profile.test))
-}
-
-/// Builds the targets of a kind (`example`, `bench` or `bin`) of these crates.
-pub(super) fn targets(
-    root: &Path,
-    profile: &str,
-    kind: &str,
-    crates: &[Crate],
-) -> Result<Vec<TestProgram>> {
-    let crates: Vec<Crate> = crates.iter().filter(|c| c.has(kind)).cloned().collect();
-    if crates.is_empty() {
-        return Ok(Vec::new());
-    }
-    // Name the targets, because building all targets of the kind would also build the dependencies of other crates'
-    // programs.
-    let targets = crates.iter().flat_map(|member| &member.targets);
-    let names = targets.filter(|target| target.kind.iter().any(|k| k == kind));
-    let names = names.flat_map(|target| [format!("--{kind}"), target.name.clone()]);
-    let args: Vec<String> = strings(&["build"]).into_iter().chain(names).collect();
-    let built = cargo(root, profile, &args)?;
-    Ok(in_order(built, &crates, |artifact| artifact.target.kind.iter().any(|k| k == kind)))
+    Ok(in_order(built, &layers))
 }
 
 fn strings(texts: &[&str]) -> Vec<String> {
@@ -149,7 +114,6 @@ struct Artifact {
 #[derive(Debug, Deserialize)]
 struct ArtifactTarget {
     name: String,
-    kind: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -193,17 +157,13 @@ fn artifacts(messages: &str) -> Result<Vec<Artifact>> {
     Ok(found)
 }
 
-/// Returns the programs that `choose` accepts, in the order of the crates, then by name.
-fn in_order(
-    built: Vec<Artifact>,
-    crates: &[Crate],
-    choose: impl Fn(&Artifact) -> bool,
-) -> Vec<TestProgram> {
+/// Returns the tests, in the order of the crates, then by name.
+fn in_order(built: Vec<Artifact>, crates: &[Crate]) -> Vec<TestProgram> {
     let mut binaries = Vec::new();
     for member in crates {
         let mut own: Vec<TestProgram> = built
             .iter()
-            .filter(|a| a.manifest_path == member.manifest_path && choose(a))
+            .filter(|a| a.manifest_path == member.manifest_path && a.profile.test)
             .filter_map(|a| {
                 Some(TestProgram {
                     package: member.name.clone(),
@@ -248,12 +208,9 @@ mod tests {
             targets: Vec::new(),
         };
         let crates = [member("a"), member("b")];
-        let names = |choose: fn(&Artifact) -> bool| -> Vec<String> {
-            let built = artifacts(&messages.join("\n")).unwrap();
-            in_order(built, &crates, choose).into_iter().map(|b| b.name).collect()
-        };
-        assert_eq!(names(|a| a.profile.test), ["a", "one", "two"]);
-        assert_eq!(names(|a| a.target.kind[0] == "example"), ["run"]);
+        let built = artifacts(&messages.join("\n")).unwrap();
+        let names: Vec<String> = in_order(built, &crates).into_iter().map(|b| b.name).collect();
+        assert_eq!(names, ["a", "one", "two"]);
     }
 
     #[test]
@@ -271,23 +228,6 @@ mod tests {
         assert!(!found("warpline", "cuda_semantics"), "an example");
         let chosen = gpu_targets(&layers).unwrap();
         assert!(chosen.contains(&("warpline-kernels".to_owned(), "ops".to_owned())));
-    }
-
-    #[test]
-    fn examples_that_measure_are_told_from_others() {
-        let layers = layers(&workspace::root().unwrap()).unwrap();
-        let target = |name: &str| {
-            layers
-                .iter()
-                .flat_map(|layer| &layer.targets)
-                .find(|target| target.name == name)
-                .unwrap()
-        };
-        for (name, expected) in
-            [("graph_replay", true), ("model_speed", true), ("step", true), ("streams", false)]
-        {
-            assert_eq!(measures(target(name)).unwrap(), expected, "{name}");
-        }
     }
 
     #[test]

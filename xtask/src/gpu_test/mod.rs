@@ -5,7 +5,7 @@
 //! that `cargo test` passes without a GPU. They open the driver that `WARPLINE_DRIVER` names: `sim:N`, or the real
 //! driver if the variable is unset.
 //!
-//! A target is built if one of its files contains `fn gpu_…`. Tests that need a real GPU, not a simulated one, are in a
+//! An integration test is built if one of its files contains `fn gpu_…()`; unit tests contain none. Tests that need a real GPU, not a simulated one, are in a
 //! test target whose name begins with `gpu_`.
 //!
 //! A test reads its data below the folder in the environment variable `CARGO_MANIFEST_DIR` at run time
@@ -57,10 +57,10 @@ pub(crate) struct Args {
     /// Run the tests of an archive; needs neither cargo nor a network
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
-    /// With --from: unpack the archive into this folder and keep it, including examples/ and benches/
+    /// With --from: unpack the archive into this folder and keep it
     #[arg(long, value_name = "DIR", requires = "from")]
     unpack: Option<PathBuf>,
-    /// Build with optimizations, as for an archive
+    /// Build with optimizations
     #[arg(long, conflicts_with_all = ["archive", "from"])]
     release: bool,
     /// Run each test program under this command, such as "compute-sanitizer --tool memcheck"
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let runner = test_runner(args)?;
     let Some(file) = &args.from else {
         let root = workspace::root()?;
-        let profile = if args.release { build::ARCHIVE_PROFILE } else { "dev" };
+        let profile = if args.release { "release" } else { "dev" };
         if args.fuzz.is_requested() {
             return args.fuzz.run(&build::test(&root, profile, fuzz::TARGET)?, &runner);
         }

@@ -47,7 +47,7 @@ fn the_documented_run_is_up_to_date() {
 
 #[test]
 fn a_recorded_workload_is_drawn_too() {
-    let traces = std::path::Path::new("tests/traces");
+    let traces = std::path::Path::new("traces");
     let trace = Trace::open(&traces.join("multistream_prefetch.csv.gz")).unwrap();
     let map = map::record(&trace, DEFAULT).unwrap();
     assert!(map.columns > 400 && !map.is_short());

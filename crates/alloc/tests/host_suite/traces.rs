@@ -17,7 +17,7 @@ const CAPACITY: usize = 141 << 30;
 
 /// Returns the folder of the traces.
 fn traces() -> &'static Path {
-    Path::new("tests/traces")
+    Path::new("traces")
 }
 
 /// Returns each trace with PyTorch's results in one of its modes.
