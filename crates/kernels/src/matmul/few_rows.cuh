@@ -8,11 +8,6 @@ __device__ __forceinline__ uint4 read_once(const void* at) {
     return r;
 }
 
-// Waits for the work before this kernel, so that the addresses are computed meanwhile.
-__device__ __forceinline__ void wait_for_operands() {
-    asm volatile("{ /* sm_90: griddepcontrol.wait; */\n\t}" ::: "memory");
-}
-
 #if defined(WARPS)
 // A block computes eight columns. Its warps divide the sums, and each sums runs of 32 * DEPTH
 // products. The rows are the left operand of the tensor cores and eight columns the right one. A
@@ -30,7 +25,6 @@ template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* 
     const T* high = a + min((u64)group + 8, p.m - 1) * p.a.row;
     const uint4 zero = {0, 0, 0, 0};
     f32 sums[4] = {};
-    wait_for_operands();
     for (u32 run = warp * 32 * DEPTH; run < length; run += WARPS * 32 * DEPTH) {
         uint4 w[DEPTH], x[DEPTH], y[DEPTH];
 #pragma unroll
@@ -87,7 +81,6 @@ __device__ __forceinline__ void few_rows(const f32* a, const f32* b, f32* c, con
     for (u32 m = 0; m < M; m++) rows[m] = min(m, (u32)p.m - 1) * (u32)p.a.row;
     f32 sums[N] = {};
     const uint4 zero = {0, 0, 0, 0};
-    wait_for_operands();
     for (u32 at = threadIdx.x * 4; at < length; at += THREADS * 4 * DEPTH) {
         uint4 w[DEPTH][COLUMNS];
 #pragma unroll

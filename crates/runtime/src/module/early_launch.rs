@@ -8,27 +8,27 @@ const CAPABILITY: (u32, u32) = (9, 0);
 /// Least driver version that captures early launches in graphs: CUDA 12.3.
 const VERSION: u32 = 12_030;
 /// Waits until all earlier work of the stream has completed and its writes are visible.
-const WAIT: &str = "griddepcontrol.wait;";
+const WAIT: &str = "\tgriddepcontrol.wait;\n";
 /// Permits the launch of the next kernel of the stream, once all blocks have come to this instruction or ended.
-const RELEASE: &str = "griddepcontrol.launch_dependents;";
+const RELEASE: &str = "\tgriddepcontrol.launch_dependents;\n";
+/// Start of all such instructions.
+const PREFIX: &str = "griddepcontrol.";
 
 /// Lets the kernel in `ptx` begin with a wait and end with a release of the next kernel, if the device has these
 /// instructions and graphs can hold such launches. The wait precedes all accesses to memory, so an early launch changes
 /// no order. Returns the PTX and whether the kernel waits.
 ///
-/// A kernel whose source has the wait keeps it in its place: all threads must come to it, and none may access global
-/// memory before. A kernel whose source has the release, or whose PTX has an unknown form, stays as it is.
+/// A kernel whose source has such instructions, or whose PTX has an unknown form, stays as it is.
 pub(super) fn waiting(ptx: String, capability: (u32, u32), version: u32) -> (String, bool) {
-    if capability < CAPABILITY || version < VERSION || ptx.contains(RELEASE) {
+    if capability < CAPABILITY || version < VERSION || ptx.contains(PREFIX) {
         return (ptx, false);
     }
     let Some([begin, end]) = body(&ptx) else { return (ptx, false) };
     let (head, rest) = ptx.split_at(begin);
     let (instructions, tail) = rest.split_at(end - begin);
     // The memory is not read-only while the kernel waits, and such loads could be moved before the wait.
-    let wait = if instructions.contains(WAIT) { "" } else { WAIT };
-    let ptx = format!("{head}\t{wait}\n{instructions}\t{RELEASE}\n{tail}");
-    let ptx = ptx.replace("ld.global.nc", "ld.global");
+    let ptx =
+        [head, WAIT, instructions, RELEASE, tail].concat().replace("ld.global.nc", "ld.global");
     (with_target(&ptx, 10 * CAPABILITY.0 + CAPABILITY.1), true)
 }
 
@@ -62,19 +62,8 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_with_a_wait_keeps_its_place() {
-        let own = PTX.replace("\tld.", "\tgriddepcontrol.wait;\n\tld.");
-        let (ptx, waits) = waiting(own, (9, 0), VERSION);
-        assert!(waits && ptx.matches(WAIT).count() == 1, "{ptx}");
-        assert!(
-            ptx.contains("\tgriddepcontrol.wait;\n\tld.global.f32") && ptx.contains(RELEASE),
-            "{ptx}"
-        );
-    }
-
-    #[test]
     fn older_devices_and_other_forms_of_ptx_are_left_alone() {
-        let own = PTX.replace("\tret", "\tgriddepcontrol.launch_dependents;\n\tret");
+        let own = PTX.replace("\tld.", "\tgriddepcontrol.wait;\n\tld.");
         let two = PTX.replace("$L__BB0_2:\n", "\tret;\n$L__BB0_2:\n");
         let one_line = ".version 8.0\n.target sm_75\n.visible .entry k() { ret; }\n".to_owned();
         let new = (9, 0);
