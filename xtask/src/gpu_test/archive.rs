@@ -1,9 +1,9 @@
 //! An archive of the tests, for a host with neither cargo nor a network.
 //!
-//! The archive is a `.tar.gz` file with two entries. `tar xf FILE xtask` extracts the first, the program `xtask` that wrote it.
-//! The second, `files.tar.lzma`, contains `manifest.json`, the programs in `tests/`, and the test data of every crate
-//! below `crates/`. The programs share most of their code, at distances that exceed the window of gzip but not that of
-//! LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
+//! The archive is a `.tar.gz` file with two entries. `tar xf FILE xtask` extracts the first, the program `xtask` that
+//! wrote it. The second, `files.tar.lzma`, contains `manifest.json`, the programs in `tests/`, and the test data of
+//! every crate below `crates/`. The programs share most of their code, at distances that exceed the window of gzip but
+//! not that of LZMA. `xtask` unpacks LZMA itself, so the host needs no tool for it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

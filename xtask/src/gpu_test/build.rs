@@ -33,8 +33,8 @@ pub(super) fn layers(root: &Path) -> Result<Vec<Crate>> {
     Ok(crates)
 }
 
-/// Returns the integration tests that contain GPU tests. A library has none, because building the unit
-/// tests of one library compiles those of all libraries.
+/// Returns the integration tests that contain GPU tests. A library has none, because building the unit tests of one
+/// library compiles those of all libraries.
 fn gpu_targets(layers: &[Crate]) -> Result<BTreeSet<(String, String)>> {
     let mut chosen = BTreeSet::new();
     for layer in layers {
