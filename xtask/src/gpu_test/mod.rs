@@ -5,8 +5,8 @@
 //! that `cargo test` passes without a GPU. They open the driver that `WARPLINE_DRIVER` names: `sim:N`, or the real
 //! driver if the variable is unset.
 //!
-//! An integration test is built if one of its files contains `fn gpu_…()`; unit tests contain none. Tests that need a real GPU, not a simulated one, are in a
-//! test target whose name begins with `gpu_`.
+//! An integration test is built if one of its files contains `fn gpu_…()`; unit tests contain none. Tests that need a
+//! real GPU, not a simulated one, are in a test target whose name begins with `gpu_`.
 //!
 //! A test reads its data below the folder in the environment variable `CARGO_MANIFEST_DIR` at run time
 //! (`WARPLINE_TEST_DATA` has the same value), and falls back to `env!("CARGO_MANIFEST_DIR")`. For tests from an archive

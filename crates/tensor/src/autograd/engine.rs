@@ -307,11 +307,12 @@ impl BackwardPass {
         if progress.grads.len() < edge.node.outputs {
             progress.grads.resize(edge.node.outputs, None);
         }
-        order_streams(&grad, producer, node_stream(&self.runtime, &edge.node)?.as_deref())?;
+        let stream = node_stream(&self.runtime, &edge.node)?;
+        order_streams(&grad, producer, stream.as_deref())?;
         let Some(slot) = progress.grads.get_mut(edge.output) else { return Ok(()) };
         *slot = Some(match slot.take() {
             None => grad,
-            Some(former) => with_node_stream(&self.runtime, &edge.node, || {
+            Some(former) => with_stream(&self.runtime, stream.as_deref(), || {
                 // Adds in place only if nothing else owns the tensor.
                 if !create_graph && former.is_unique() && former.layout().is_dense() {
                     former.add_(&grad)?;
@@ -342,8 +343,9 @@ impl BackwardPass {
             // Checked before the hooks run, because a moved leaf shares its hooks with its replacement.
             check_not_moved("", leaf).map_err(|error| self.attribute(error))?;
         }
+        let stream = node_stream(&self.runtime, node)?;
         if !(self.options.skips_leaf_hooks && matches!(node.kind, NodeKind::Accumulator(_))) {
-            with_node_stream(&self.runtime, node, || call_hooks(node, &mut grads, site))?;
+            with_stream(&self.runtime, stream.as_deref(), || call_hooks(node, &mut grads, site))?;
         }
         let captured = !captures.is_empty();
         for (output, place) in captures {
@@ -352,7 +354,7 @@ impl BackwardPass {
             }
         }
         if captured {
-            self.leaf_streams.extend(node_stream(&self.runtime, node)?.map(Cow::into_owned));
+            self.leaf_streams.extend(stream.as_deref().cloned());
         }
         if let NodeKind::Accumulator(leaf) = &node.kind {
             if self.needed.is_some() {
@@ -360,10 +362,12 @@ impl BackwardPass {
             }
             if let Some(Some(grad)) = grads.pop() {
                 let create_graph = self.options.create_graph;
-                with_node_stream(&self.runtime, node, || accumulate(leaf, grad, create_graph))
-                    .map_err(|error| self.attribute(error))?;
-                with_node_stream(&self.runtime, node, || call_leaf_hooks(leaf))?;
-                self.leaf_streams.extend(node_stream(&self.runtime, node)?.map(Cow::into_owned));
+                with_stream(&self.runtime, stream.as_deref(), || {
+                    accumulate(leaf, grad, create_graph)
+                })
+                .map_err(|error| self.attribute(error))?;
+                with_stream(&self.runtime, stream.as_deref(), || call_leaf_hooks(leaf))?;
+                self.leaf_streams.extend(stream.as_deref().cloned());
             }
             return Ok(());
         }
@@ -374,9 +378,8 @@ impl BackwardPass {
                 .filter_map(|input| input.edge.as_ref())
                 .any(|e| self.is_needed(&e.node));
         let partial = self.needed.is_some();
-        let stream = node_stream(&self.runtime, node)?;
         let returned = if useful {
-            let returned = with_node_stream(&self.runtime, node, || {
+            let returned = with_stream(&self.runtime, stream.as_deref(), || {
                 let _scope = CallScope::at(node.call);
                 let returned = node.run(&grads, partial)?;
                 drop(grads);
@@ -439,14 +442,14 @@ fn node_stream<'n>(runtime: &Runtime, node: &'n GradNode) -> Result<Option<Cow<'
     Ok(Some(if shares_capture { Cow::Borrowed(stream) } else { Cow::Owned(current) }))
 }
 
-/// Runs `f` with the node's stream as the current stream.
-fn with_node_stream<R>(
+/// Runs `f` with `stream` as the current stream, or under the streams of the thread without one.
+fn with_stream<R>(
     runtime: &Runtime,
-    node: &GradNode,
+    stream: Option<&Stream>,
     f: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    let Some(stream) = node_stream(runtime, node)? else { return f() };
-    let _guard = runtime.devices()?.stream_guard(&stream)?;
+    let Some(stream) = stream else { return f() };
+    let _guard = runtime.devices()?.stream_guard(stream)?;
     f()
 }
 
