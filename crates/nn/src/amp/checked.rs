@@ -4,7 +4,7 @@ use warpline::autograd::check_not_moved;
 use warpline::{DType, Device, Error, Result, Tensor, zeros};
 use warpline_kernels::optim as kernels;
 
-use crate::optim::Optimizer;
+use crate::optim::{Optimizer, OptimizerId, is_capturing};
 
 /// Elements per piece of a gradient that the kernels do not take whole.
 const PIECE: usize = 1 << 30;
@@ -12,10 +12,12 @@ const PIECE: usize = 1 << 30;
 /// An optimizer whose gradients were checked.
 #[derive(Debug)]
 pub(super) struct CheckedOptimizer {
-    parameters: Vec<Tensor>,
-    /// Number of parameter groups.
-    groups: usize,
+    optimizer: OptimizerId,
+    /// Number of parameters.
+    parameters: usize,
     pub(super) stage: Stage,
+    /// Whether a capture contains the check, so that each replay repeats it.
+    captured: bool,
     /// One mark per device, not zero if a gradient on that device is infinite or NaN.
     pub(super) found_inf: Vec<Tensor>,
 }
@@ -66,30 +68,37 @@ pub(super) fn record_of<'a>(
     op: &'static str,
     optimizer: &dyn Optimizer,
 ) -> Result<&'a mut CheckedOptimizer> {
-    let (parameters, groups) = (optimizer.parameters(), optimizer.group_count());
-    if parameters.is_empty() {
+    let (id, parameters) = (optimizer.id(), optimizer.parameters().len());
+    if parameters == 0 {
         return Err(Error::invalid(op, "the optimizer has no parameters"));
     }
     forget_lost(optimizers);
-    // Groups may have been added.
-    let is_of = |of: &CheckedOptimizer| {
-        let known = of.parameters.len();
-        (known == parameters.len() || known < parameters.len() && of.groups < groups)
-            && of.parameters.iter().zip(&parameters).all(|(a, b)| a.is_same(b))
-    };
-    let at = optimizers.iter().position(is_of).unwrap_or_else(|| {
-        let (parameters, found_inf) = (parameters.clone(), Vec::new());
-        optimizers.push(CheckedOptimizer { parameters, groups, stage: Stage::Ready, found_inf });
+    let at = optimizers.iter().position(|of| of.optimizer == id).unwrap_or_else(|| {
+        let (stage, captured, found_inf) = (Stage::Ready, false, Vec::new());
+        optimizers.push(CheckedOptimizer { optimizer: id, parameters, stage, captured, found_inf });
         optimizers.len() - 1
     });
     let of = &mut optimizers[at];
-    if of.stage == Stage::Unscaled && of.parameters.len() < parameters.len() {
+    if of.stage == Stage::Unscaled && of.parameters < parameters {
         let reason = "a group was added to this optimizer after its gradients were unscaled: add groups before \
                       `unscale_` or after `update`";
         return Err(Error::invalid(op, reason));
     }
-    (of.parameters, of.groups) = (parameters, groups);
+    of.parameters = parameters;
     Ok(of)
+}
+
+impl CheckedOptimizer {
+    /// Fails in a capture if the gradients were checked outside of captures.
+    #[track_caller]
+    pub(super) fn check_repeatable(&self, op: &'static str, scale: &Tensor) -> Result<()> {
+        if self.captured || self.found_inf.is_empty() || !is_capturing(scale)? {
+            return Ok(());
+        }
+        let reason = "the gradients were unscaled before the capture, so each replay would use their first check: \
+                      call `unscale_` in the capture, too";
+        Err(Error::invalid(op, reason))
+    }
 }
 
 /// Checks the gradients of an optimizer's parameters, and divides them by `scale` if there is one.
@@ -100,7 +109,7 @@ pub(super) fn check_grads(
     scale: Option<&Tensor>,
 ) -> Result<()> {
     let mut buckets: Vec<(Device, DType, Vec<Tensor>)> = Vec::new();
-    let mut copies = Vec::new();
+    let (mut copies, mut ranges) = (Vec::new(), Vec::new());
     for parameter in optimizer.parameters() {
         check_not_moved("unscale_", &parameter)?;
         let Some(grad) = parameter.grad().map(|grad| grad.detach()) else { continue };
@@ -109,6 +118,9 @@ pub(super) fn check_grads(
                           compute in a region of autocast";
             return Err(Error::invalid("unscale_", reason));
         }
+        let elements = if grad.is_contiguous() { grad.numel() } else { grad.numel().min(1) };
+        let start = grad.data_ptr();
+        ranges.push((grad.device(), start, start + (elements * grad.dtype().size()) as u64));
         let key = (grad.device(), grad.dtype());
         let at = buckets.iter().position(|bucket| (bucket.0, bucket.1) == key);
         let at = at.unwrap_or_else(|| {
@@ -127,6 +139,12 @@ pub(super) fn check_grads(
         if scale.is_some() && !grad.is_contiguous() {
             copies.push((grad, flat));
         }
+    }
+    ranges.sort_unstable_by_key(|&(_, start, _)| start);
+    if ranges.windows(2).any(|pair| pair[0].0 == pair[1].0 && pair[1].1 < pair[0].2) {
+        let reason = "two parameters share the memory of a gradient, which would be divided by the scale twice: give \
+                      each parameter a gradient of its own";
+        return Err(Error::invalid("unscale_", reason));
     }
     let (mut marks, mut launches): (Vec<Tensor>, Vec<_>) = Default::default();
     for (device, _, grads) in &buckets {
@@ -156,6 +174,7 @@ pub(super) fn check_grads(
     if scale.is_some() {
         of.stage = Stage::Unscaled;
     }
+    of.captured = marks.first().is_some_and(|mark| is_capturing(mark).unwrap_or(false));
     of.found_inf = marks;
     Ok(())
 }

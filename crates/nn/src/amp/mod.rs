@@ -74,9 +74,8 @@ warpline::__options! {
 /// Scales losses, unscales gradients, and skips steps whose gradients overflowed (`torch.amp.GradScaler`). The
 /// [module](self) has an example.
 ///
-/// The scaler identifies an optimizer by its parameters, so optimizers that share their first parameters need a scaler
-/// each. Call [`update`](Self::update) once per iteration, after the steps of all optimizers. The scaler ignores the checks of gradients in a capture that fails, or whose graph is
-/// dropped before its first replay.
+/// Call [`update`](Self::update) once per iteration, after the steps of all optimizers. The scaler ignores the checks of
+/// gradients in a capture that fails, or whose graph is dropped before its first replay.
 #[derive(Debug)]
 pub struct GradScaler {
     options: GradScalerOptions,
@@ -156,8 +155,8 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer has
-    /// no parameters or was unscaled or stepped since the last update, if a gradient has dtype `float16`, or if a
-    /// parameter group was added since the gradients were unscaled;
+    /// no parameters or was unscaled or stepped since the last update, if a gradient has dtype `float16`, if two
+    /// gradients share memory, or if a parameter group was added since the gradients were unscaled;
     /// [`ErrorKind::Moved`](warpline::ErrorKind::Moved) if a module's move replaced a parameter; errors of the launches.
     /// After a failed launch, some gradients may be unscaled, so `unscale_` and `step` fail until the next
     /// [`update`](Self::update).
@@ -179,8 +178,9 @@ impl GradScaler {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no loss was scaled, if the optimizer
     /// already took a step since the last update, if none of its parameters has a gradient, if a parameter group
-    /// was added after [`unscale_`](Self::unscale_), or if a gradient is of `float16` and the optimizer's step does not
-    /// unscale it; errors of [`Optimizer::step`]. After a failed launch, some gradients may be unscaled, so `unscale_`
+    /// was added after [`unscale_`](Self::unscale_), if two gradients that the step unscales share memory, if a gradient
+    /// is of `float16` and the optimizer's step does not unscale it, or if a captured step has gradients that were
+    /// unscaled before the capture; errors of [`Optimizer::step`]. After a failed launch, some gradients may be unscaled, so `unscale_`
     /// and `step` fail until the next [`update`](Self::update).
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
@@ -196,6 +196,7 @@ impl GradScaler {
             let scale = (!is_fused).then_some(&scale);
             no_grad(|| check_grads(of, optimizer, scale)).of(OP)?;
         }
+        of.check_repeatable(OP, &scale)?;
         if of.found_inf.is_empty() {
             let reason =
                 "no gradient of this optimizer was checked, because none of its parameters has one";
@@ -221,7 +222,7 @@ impl GradScaler {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if no gradients were checked since the last
-    /// update.
+    /// update, or if a captured update has gradients that were checked before the capture.
     #[track_caller]
     pub fn update(&mut self) -> Result<()> {
         if !self.options.enabled {
@@ -230,6 +231,9 @@ impl GradScaler {
         const OP: &str = "update";
         forget_lost(&mut self.optimizers);
         let (scale, tracker) = self.tensors(OP)?;
+        for of in &self.optimizers {
+            of.check_repeatable(OP, scale)?;
+        }
         let checked = self.optimizers.iter().filter(|of| of.stage != Stage::Failed);
         let marks: Vec<Tensor> = checked.flat_map(|of| of.found_inf.iter().cloned()).collect();
         if !marks.is_empty() {

@@ -39,7 +39,7 @@ pub use fused_step::GradScaling;
 pub use group::{IntoParamGroups, ParamGroup};
 pub use lbfgs::{LBFGS, LBFGSOptions, LineSearch};
 pub(crate) use optimizer::is_capturing;
-pub use optimizer::{Optim, Optimizer};
+pub use optimizer::{Optim, Optimizer, OptimizerId};
 pub use rmsprop::{RMSprop, RMSpropOptions};
 pub use rule::{Rule, Settings};
 pub use schedulers::{

@@ -4,6 +4,8 @@
 //! A captured step reads values that change between replays (the step count, the learning rate) from device memory. A
 //! step that would create state cannot be captured, because each replay would create the state anew.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use warpline::__Called as _;
 use warpline::autograd::{check_not_moved, no_grad};
 use warpline::{CallScope, Error, Exec, IntoOptions, Result, Tensor};
@@ -14,8 +16,31 @@ use super::rule::{ParamState, Rate, Rule, Slot};
 use super::state::{self, OptimizerState};
 use super::step_count::separate_counters;
 
+/// Identifies an optimizer (`id(optimizer)`). A move does not change it.
+///
+/// ```
+/// use warpline_nn::optim::OptimizerId;
+///
+/// assert_ne!(OptimizerId::unique(), OptimizerId::unique());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OptimizerId(u64);
+
+impl OptimizerId {
+    /// Returns an identifier that no other optimizer of this process has.
+    #[must_use]
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 /// An optimizer (`torch.optim.Optimizer`).
 pub trait Optimizer {
+    /// Returns the identifier that the optimizer took from [`OptimizerId::unique`] when it was created. A
+    /// [`GradScaler`](crate::amp::GradScaler) tells optimizers apart by it.
+    fn id(&self) -> OptimizerId;
+
     /// Updates each parameter that has a gradient. Other parameters and their states stay unchanged.
     ///
     /// # Errors
@@ -127,6 +152,7 @@ pub trait Optimizer {
 /// [`AdamW`](super::AdamW), [`RMSprop`](super::RMSprop) and [`Adadelta`](super::Adadelta).
 #[derive(Debug)]
 pub struct Optim<R> {
+    id: OptimizerId,
     pub(super) groups: Vec<ParamGroup<R>>,
     /// State of each parameter of each group.
     pub(super) states: Vec<Vec<ParamState>>,
@@ -161,7 +187,8 @@ impl<R: Rule> Optim<R> {
     #[track_caller]
     pub fn new(params: impl IntoParamGroups<R>, options: impl IntoOptions<R>) -> Result<Self> {
         let defaults = options.into_options();
-        let mut all = Self { groups: Vec::new(), states: Vec::new(), defaults };
+        let mut all =
+            Self { id: OptimizerId::unique(), groups: Vec::new(), states: Vec::new(), defaults };
         let groups = params.into_param_groups();
         if groups.is_empty() {
             return Err(Error::invalid(R::NAME, "there are no parameters to optimize"));
@@ -237,6 +264,10 @@ fn cannot_scale() -> Error {
 }
 
 impl<R: Rule> Optimizer for Optim<R> {
+    fn id(&self) -> OptimizerId {
+        self.id
+    }
+
     #[track_caller]
     fn step(&mut self) -> Result<()> {
         self.take_step(None)

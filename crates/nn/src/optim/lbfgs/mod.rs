@@ -16,7 +16,7 @@ use warpline::{CallScope, Error, IntoOptions, Result, Tensor, cat};
 
 use self::line_search::{SearchLine, SearchPoint, strong_wolfe};
 use super::group::ParamGroup;
-use super::optimizer::Optimizer;
+use super::optimizer::{Optimizer, OptimizerId};
 use super::rule::Settings;
 use super::state::OptimizerState;
 
@@ -44,6 +44,7 @@ pub use self::options::{LBFGSOptions, LineSearch};
 /// ```
 #[derive(Debug)]
 pub struct LBFGS {
+    id: OptimizerId,
     group: ParamGroup<LBFGSOptions>,
     /// Number of evaluations of the closure so far.
     func_evals: u64,
@@ -89,7 +90,7 @@ impl LBFGS {
         let params = params.iter().map(|param| Borrow::<Tensor>::borrow(param).clone());
         let group = ParamGroup::new(params.collect()).options(options);
         group.check(&[])?;
-        Ok(Self { group, func_evals: 0, n_iter: 0, memory: None })
+        Ok(Self { id: OptimizerId::unique(), group, func_evals: 0, n_iter: 0, memory: None })
     }
 
     /// Runs up to `max_iter` iterations, and returns the loss of the first evaluation. `closure` clears the gradients,
@@ -276,6 +277,10 @@ fn largest(vector: &Tensor) -> Result<f64> {
 }
 
 impl Optimizer for LBFGS {
+    fn id(&self) -> OptimizerId {
+        self.id
+    }
+
     /// Returns an error, because a step of L-BFGS needs a closure: call [`LBFGS::step`].
     #[track_caller]
     fn step(&mut self) -> Result<()> {

@@ -88,7 +88,7 @@ pub(super) fn load(optimizer: &mut LBFGS, saved: &OptimizerState) -> Result<()> 
     if let Some(name) = state.tensors.keys().next() {
         return invalid(format!("LBFGS keeps no {name}"));
     }
-    *optimizer = LBFGS { group, func_evals, n_iter, memory };
+    *optimizer = LBFGS { id: optimizer.id, group, func_evals, n_iter, memory };
     Ok(())
 }
 

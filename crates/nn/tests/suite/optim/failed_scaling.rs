@@ -4,7 +4,7 @@ use warpline::{DType, Device, ErrorKind, Result, cuda, ones};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
-use warpline_nn::optim::{Adadelta, SGD, SGDOptions};
+use warpline_nn::optim::{Adadelta, Optimizer, SGD, SGDOptions};
 
 use super::grad_scaler::refused;
 use crate::boxes::SimBox;
@@ -104,6 +104,35 @@ fn a_lost_capture_leaves_the_scaler_usable() {
             }
         }
         assert_eq!(scaler.get_scale()?, 4.0);
+        Ok(())
+    });
+}
+
+/// Each replay would use the check that ran before the capture. The refused calls leave the check to eager calls.
+#[test]
+fn gradients_that_were_unscaled_before_a_capture_are_refused_in_it() {
+    let sim = SimBox::lazy(1);
+    sim.enter(|| {
+        let weight = ones([4], Device::cuda(0))?.requires_grad_(true)?;
+        let mut sgd = SGD::new(vec![weight.clone()], SGDOptions::new().lr(0.5))?;
+        let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(4.0))?;
+        scaler.scale(&weight.sum(())?)?.backward()?;
+        scaler.unscale_(&sgd)?;
+        let text = "the gradients were unscaled before the capture";
+        refused(cuda::graph(|| scaler.step(&mut sgd)).map(drop), text);
+        refused(cuda::graph(|| scaler.update()).map(drop), text);
+        scaler.step(&mut sgd)?;
+        scaler.update()?;
+        assert_eq!(weight.detach().to_vec::<f32>()?, [0.5; 4]);
+        // A capture that ends before the eager update is one iteration.
+        let (graph, ()) = cuda::graph(|| {
+            sgd.zero_grad_in_place()?;
+            scaler.scale(&weight.sum(())?)?.backward()?;
+            scaler.step(&mut sgd)
+        })?;
+        graph.replay()?;
+        scaler.update()?;
+        assert_eq!(weight.detach().to_vec::<f32>()?, [0.0; 4]);
         Ok(())
     });
 }

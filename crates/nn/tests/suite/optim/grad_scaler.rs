@@ -345,16 +345,48 @@ fn several_outputs_are_scaled_on_their_devices() {
 }
 
 #[test]
-fn optimizers_that_share_their_first_parameter_are_not_confused() -> Result<()> {
-    let [p, q] = [1.0, 2.0].map(|x| full([1], x, ()).and_then(|t| t.requires_grad_(true)));
-    let (p, q) = (p?, q?);
-    let sgd = |all: Vec<Tensor>| SGD::new(all, SGDOptions::new().lr(0.5));
-    let (a, mut b) = (sgd(vec![p.clone()])?, sgd(vec![p.clone(), q.clone()])?);
-    let mut scaler = GradScaler::new(())?;
-    scaler.scale(&p.add(&q)?.sum(())?)?.backward()?;
+fn optimizers_of_the_same_parameters_are_told_apart() -> Result<()> {
+    let p = full([1], 1.0, ())?.requires_grad_(true)?;
+    let sgd = || SGD::new(vec![p.clone()], SGDOptions::new().lr(0.5));
+    let (a, mut b) = (sgd()?, sgd()?);
+    assert!(a.id() == a.id() && a.id() != b.id());
+    let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(4.0))?;
+    scaler.scale(&p.sum(())?)?.backward()?;
     scaler.unscale_(&a)?;
+    p.set_grad(&full([1], 8.0, ())?)?;
     scaler.step(&mut b)?;
-    assert_eq!(q.to_vec::<f32>()?, [1.5]);
+    // The gradient was unscaled for `b`, too.
+    assert_eq!(p.to_vec::<f32>()?, [0.0]);
+    refused(scaler.unscale_(&a), "already unscaled");
+    Ok(())
+}
+
+/// A gradient that two parameters share would be divided by the scale twice.
+#[test]
+fn parameters_that_share_a_gradient_are_refused() -> Result<()> {
+    for distance in [1, 20] {
+        let params = (0..=distance).map(|_| full([2], 1.0, ())?.requires_grad_(true));
+        let params = params.collect::<Result<Vec<_>>>()?;
+        let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(4.0))?;
+        let mut all = scaler.scale(&full([], 0.0, ())?)?;
+        for param in &params {
+            all = all.add(&scaler.scale(&param.sum(())?)?)?;
+        }
+        all.backward()?;
+        let flat = full([4], 4.0, ())?;
+        params[0].set_grad(&flat.narrow(0, 0, 2)?)?;
+        params[distance].set_grad(&flat.narrow(0, 1, 2)?)?;
+        let (mut sgd, mut adadelta) =
+            (SGD::new(params.clone(), ())?, Adadelta::new(params.clone(), ())?);
+        refused(scaler.unscale_(&sgd), "share the memory of a gradient");
+        refused(scaler.step(&mut sgd), "share the memory of a gradient");
+        refused(scaler.step(&mut adadelta), "share the memory of a gradient");
+        assert_eq!(flat.to_vec::<f32>()?, [4.0; 4]);
+        // Adjacent parts of one tensor share no element.
+        params[distance].set_grad(&flat.narrow(0, 2, 2)?)?;
+        scaler.step(&mut sgd)?;
+        assert_eq!(flat.to_vec::<f32>()?, [1.0; 4]);
+    }
     Ok(())
 }
 
