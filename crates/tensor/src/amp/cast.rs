@@ -5,7 +5,8 @@
 //! their operands.
 //!
 //! A `float32` leaf that requires a gradient is usually a parameter. The converted copy stays in the leaf's autograd
-//! state until the leaf's version changes, for this region and later regions. The recorded conversion belongs to one
+//! state until the leaf's version changes, for this region and later regions, or until an allocation on a GPU needs the
+//! memory. If the thread's outermost region has no cache, copies end with that region. The recorded conversion belongs to one
 //! region and thread, so a region that uses a parameter twice adds both gradients in the low precision, as PyTorch
 //! does.
 //!
@@ -18,6 +19,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
+use warpline_runtime::Runtime;
 use warpline_stream::Stream;
 
 use super::Policy;
@@ -26,8 +28,8 @@ use crate::exec::Exec;
 use crate::tensor::TensorInner;
 use crate::{DType, Error, Result, Tensor};
 
-/// Leaves with a converted copy, so that [`clear_autocast_cache`] finds them.
-static CONVERTED: Mutex<Vec<Weak<TensorInner>>> = Mutex::new(Vec::new());
+/// Leaves with a converted copy, each with the identifier of its runtime, so that [`free_copies`] finds them.
+static CONVERTED: Mutex<Vec<(usize, Weak<TensorInner>)>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// The converted leaves of this thread's region, by address and dtype. An entry has one conversion for each capture,
@@ -82,14 +84,14 @@ pub(crate) fn drop_casts() {
 pub(crate) fn remember_converted(leaf: &Tensor) {
     let mut all = CONVERTED.lock().unwrap_or_else(PoisonError::into_inner);
     if all.len() == all.capacity() {
-        all.retain(|leaf| leaf.strong_count() > 0);
+        all.retain(|(_, leaf)| leaf.strong_count() > 0);
         // A leaf whose copy was dropped and made again is in the list several times.
-        all.sort_by_key(|leaf| Weak::as_ptr(leaf).addr());
-        all.dedup_by(|a, b| Weak::ptr_eq(a, b));
+        all.sort_by_key(|(_, leaf)| Weak::as_ptr(leaf).addr());
+        all.dedup_by(|a, b| Weak::ptr_eq(&a.1, &b.1));
         let len = all.len();
         all.reserve(len);
     }
-    all.push(Arc::downgrade(leaf.inner()));
+    all.push((leaf.storage().runtime().id(), Arc::downgrade(leaf.inner())));
 }
 
 /// Frees the converted copies of all parameters of the current runtime, and drops the conversions of these parameters
@@ -104,21 +106,25 @@ pub(crate) fn remember_converted(leaf: &Tensor) {
 /// # Ok::<(), warpline::Error>(())
 /// ```
 pub fn clear_autocast_cache() {
-    let (runtime, mut leaves) = (crate::runtime(), Vec::new());
-    let is_own = |leaf: &Tensor| leaf.storage().runtime().same_as(&runtime);
+    let runtime = crate::runtime();
     let casts = CASTS.try_with(|casts| -> Vec<_> {
-        let is_own = |entry: &[RegionCast]| entry.iter().any(|cast| is_own(&cast.leaf));
-        casts.borrow_mut().extract_if(|_, entry| is_own(entry)).collect()
+        let is_own = |cast: &RegionCast| cast.leaf.storage().runtime().same_as(&runtime);
+        casts.borrow_mut().extract_if(|_, entry| entry.iter().any(is_own)).collect()
     });
     drop(casts);
-    // Threads of other runtimes must find their leaves at any time, so the list stays locked. Each leaf lives until the
-    // list is unlocked, because its `Drop` may run any code.
-    CONVERTED.lock().unwrap_or_else(PoisonError::into_inner).retain(|leaf| {
-        let Some(leaf) = leaf.upgrade().map(Tensor::from_inner) else { return false };
-        leaves.push(leaf);
-        !leaves.last().is_some_and(is_own)
-    });
-    leaves.iter().filter(|leaf| is_own(leaf)).for_each(Tensor::drop_cached_cast);
+    free_copies(&runtime);
+}
+
+/// Frees the converted copies of all parameters of a runtime. Returns whether there were parameters with a copy.
+pub(crate) fn free_copies(runtime: &Runtime) -> bool {
+    let mut all = CONVERTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = all.extract_if(.., |(id, _)| *id == runtime.id());
+    let leaves: Vec<Tensor> =
+        own.filter_map(|(_, leaf)| leaf.upgrade().map(Tensor::from_inner)).collect();
+    // A leaf's `Drop` may run any code.
+    drop(all);
+    leaves.iter().for_each(Tensor::drop_cached_cast);
+    !leaves.is_empty()
 }
 
 /// Returns whether this thread is in a region, so that ops have to call [`cast_operands`].
@@ -168,7 +174,7 @@ pub(crate) fn cast_operands(
     for operand in operands {
         cast.push(match *operand {
             Some(tensor) if is_eligible(tensor, main) && tensor.dtype() != dtype => {
-                Some(to(tensor, dtype, modes.cache)?)
+                Some(to(tensor, dtype, modes)?)
             }
             _ => None,
         });
@@ -219,11 +225,14 @@ fn closed() -> ModeGuard {
 
 /// Converts a tensor, or takes a leaf's conversion from the cache.
 #[track_caller]
-fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
-    if !cache || tensor.dtype() != DType::F32 || !tensor.is_leaf_parameter() {
-        if !cache && tensor.is_leaf_parameter() {
-            tensor.drop_cached_cast();
-        }
+fn to(tensor: &Tensor, dtype: DType, modes: AutocastModes) -> Result<Tensor> {
+    if tensor.dtype() != DType::F32 || !tensor.is_leaf_parameter() {
+        return tensor.in_dtype(dtype);
+    }
+    if !modes.keeps {
+        tensor.drop_cached_cast();
+    }
+    if !modes.cache {
         return tensor.in_dtype(dtype);
     }
     let capture = match tensor.exec()? {
@@ -240,12 +249,12 @@ fn to(tensor: &Tensor, dtype: DType, cache: bool) -> Result<Tensor> {
         Some(cast) if !records => return Ok(cast.value.detach()),
         Some(cast) if cast.value.requires_grad() => return Ok(cast.value),
         Some(cast) => cast,
-        None if capture.is_some() => tensor.new_cast(dtype)?,
+        None if capture.is_some() || !modes.keeps => tensor.new_cast(dtype)?,
         None => tensor.cached_cast(dtype)?,
     };
     if records {
         cast.value = tensor.recorded_copy("to_copy", cast.value.detach())?;
-    } else if capture.is_none() {
+    } else if capture.is_none() && modes.keeps {
         return Ok(cast.value);
     }
     let value = cast.value.clone();

@@ -34,7 +34,8 @@ macro_rules! autocast_operands {
 pub(crate) use autocast_operands;
 pub use cast::clear_autocast_cache;
 pub(crate) use cast::{
-    CaptureCasts, cast_inputs, cast_operands, casts, drop_casts, keep_operands, remember_converted,
+    CaptureCasts, cast_inputs, cast_operands, casts, drop_casts, free_copies, keep_operands,
+    remember_converted,
 };
 pub(crate) use warpline_kernels::autocast::Policy;
 
@@ -46,7 +47,7 @@ crate::__options! {
     /// Options of [`autocast`]: `()`, or a dtype, or this struct.
     #[derive(Clone, Copy, Debug)]
     AutocastOptions [] [] {
-        /// Sets the dtype of products: `f16`, `bf16` or `f32`. Default: the dtype of the enclosing region, or else
+        /// Sets the dtype of products: `f16`, `bf16` or, on GPUs, `f32`. Default: the dtype of the enclosing region, or else
         /// `f16` on GPUs and `bf16` on the CPU.
         dtype: Option<DType> = None, DType => Some;
         /// Sets whether the region converts operands. A region with `false` within another region restores the dtypes
@@ -68,8 +69,9 @@ impl From<DType> for AutocastOptions {
 /// (`torch.autocast`). Call [`Tensor::backward`](crate::Tensor::backward) outside the region. [`AutocastGuard`] opens
 /// the same region to the end of a block.
 ///
-/// A parameter of `float32` is converted once, and again only after it was changed. A capture converts a parameter itself,
-/// once in each region, so that replays convert its current values.
+/// A parameter of `float32` is converted once, and again only after it was changed. An allocation that finds no free
+/// memory on a GPU frees the converted copies. A capture converts a parameter itself, once in each region, so that replays
+/// convert its current values. PyTorch's CPU has no regions of `float32`, so such a region is disabled, with a warning.
 ///
 /// ```
 /// use warpline::{DType, amp, ones};
@@ -134,8 +136,14 @@ impl AutocastGuard {
             let reason = format!("autocast computes in f16, bf16 or f32, but dtype is {dtype}");
             return Err(Error::invalid("autocast", reason));
         }
+        let enabled = options.enabled && !(device.is_cpu() && dtype == DType::F32);
+        if options.enabled && !enabled {
+            crate::__warn(
+                "autocast on the CPU computes in bf16 or f16; a region with dtype f32 is disabled",
+            );
+        }
         let mode = ModeGuard::autocast(|modes| {
-            *modes.of(device) = AutocastMode { enabled: options.enabled, dtype };
+            *modes.of(device) = AutocastMode { enabled, dtype };
             modes.cache = options.cache_enabled.unwrap_or(modes.cache);
         });
         Ok(Self { _mode: mode, thread: PhantomData })

@@ -376,6 +376,7 @@ impl GradNode {
             name: "AccumulateGrad",
             call: Site::here("AccumulateGrad"),
             stream: leaf.current_stream(),
+            body: 0,
             inputs: SmallVec::new(),
             outputs: 1,
             kind: NodeKind::Accumulator(leaf.clone()),

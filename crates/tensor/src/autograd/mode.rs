@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::amp::drop_casts;
 use crate::{DType, Device, Result};
@@ -13,6 +14,8 @@ pub(super) struct ThreadModes {
     anomaly: bool,
     /// Whether `make_graphed_callables` runs a function of the program.
     graphed: bool,
+    /// Number of the body of a conditional node that is captured, unique in the process; 0 outside of bodies.
+    body: u64,
     autocast: AutocastModes,
 }
 
@@ -22,6 +25,8 @@ pub(crate) struct AutocastModes {
     cpu: AutocastMode,
     cuda: AutocastMode,
     pub(crate) cache: bool,
+    /// Whether converted copies of parameters outlive the outermost region: its `cache`.
+    pub(crate) keeps: bool,
     /// Number of live guards of [`ModeGuard::autocast`]: of regions, enabled or not, and of ops that disable autocast.
     depth: u32,
 }
@@ -40,6 +45,7 @@ impl AutocastModes {
         cpu: AutocastMode { enabled: false, dtype: DType::BF16 },
         cuda: AutocastMode { enabled: false, dtype: DType::F16 },
         cache: true,
+        keeps: true,
         depth: 0,
     };
 
@@ -72,6 +78,7 @@ thread_local! {
         inference: false,
         anomaly: false,
         graphed: false,
+        body: 0,
         autocast: AutocastModes::NONE,
     }) };
 }
@@ -79,6 +86,11 @@ thread_local! {
 #[inline]
 pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
+}
+
+/// Returns the number of the body of a conditional node that this thread captures, or 0.
+pub(super) fn body() -> u64 {
+    get().body
 }
 
 /// Returns whether this thread runs a function of [`make_graphed_callables`](crate::cuda::make_graphed_callables).
@@ -147,11 +159,20 @@ impl ModeGuard {
         Self::new(|mode| (mode.grad, mode.graphed) = (true, true))
     }
 
+    /// Sets the mode in which the body of a conditional node is captured.
+    pub(crate) fn body() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self::new(|mode| mode.body = NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
     /// Changes the regions of autocast.
     pub(crate) fn autocast(change: impl FnOnce(&mut AutocastModes)) -> Self {
         Self::new(|mode| {
-            mode.autocast.depth += 1;
             change(&mut mode.autocast);
+            if mode.autocast.depth == 0 {
+                mode.autocast.keeps = mode.autocast.cache;
+            }
+            mode.autocast.depth += 1;
         })
     }
 

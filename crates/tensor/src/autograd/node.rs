@@ -15,6 +15,7 @@ use warpline_runtime::Sizes;
 use warpline_stream::Stream;
 
 use super::hooks::NodeHook;
+use super::mode;
 use super::op_backward::{GradFn, NodeInputs};
 use super::reclaim::{DeferredDrop, reclaim};
 use crate::{DType, Device, Error, ErrorKind, Result, Site, Tensor};
@@ -83,6 +84,8 @@ pub(crate) struct GradNode {
     /// stream that was current when the leaf was first used in the graph. `None` if the op's result is on
     /// the CPU.
     pub(super) stream: Option<Stream>,
+    /// The body of a conditional node that contains the op: its number in the thread's modes. 0 outside of bodies.
+    pub(super) body: u64,
     pub(super) inputs: SmallVec<[NodeInput; 2]>,
     /// Number of results of the op.
     pub(super) outputs: usize,
@@ -127,8 +130,8 @@ impl GradNode {
         grad_fn: Arc<dyn GradFn>,
     ) -> Self {
         let recorded = Some((current_thread(), next_sequence_nr()));
-        let (kind, hooks) = (NodeKind::op(grad_fn), Mutex::default());
-        Self { recorded, name, call, stream, inputs, outputs, kind, hooks }
+        let (kind, hooks, body) = (NodeKind::op(grad_fn), Mutex::default(), mode::body());
+        Self { recorded, name, call, stream, body, inputs, outputs, kind, hooks }
     }
 
     /// Computes the gradients of the inputs.
@@ -138,6 +141,11 @@ impl GradNode {
         partial: bool,
     ) -> Result<Gradients> {
         let NodeKind::Op(grad_fn) = &self.kind else { return Ok(Gradients::new()) };
+        if self.body != 0 && self.body != mode::body() {
+            let reason = "it was recorded in the body of `graph_if` or `graph_while`, which a replay may skip; call \
+                          `backward` in this body, too";
+            return Err(self.error(reason));
+        }
         let Some(grad_fn) = lock(grad_fn).clone() else {
             let reason = "its saved tensors were freed by an earlier backward pass; run that pass with `retain_graph`";
             return Err(self.error(reason));

@@ -11,6 +11,7 @@ use warpline_stream::driver::ConditionalKind;
 #[cfg(doc)]
 use super::CudaGraph;
 use super::Stream;
+use crate::autograd::ModeGuard;
 use crate::called::Called as _;
 use crate::{CallScope, Result, Tensor, runtime};
 #[cfg(doc)]
@@ -36,7 +37,7 @@ use crate::{Error, ErrorKind};
 ///   may refuse fewer. It cannot contain calls of process groups.
 /// - The body is captured on a stream of its own, which is the current stream while `body` runs. Streams of the
 ///   enclosing capture cannot be used in the body.
-/// - Gradients: a backward pass must lie in the body with all its forward ops, or outside all bodies. A leaf without a
+/// - Gradients: an op of a body is differentiated in the same body, because a replay may skip it. A leaf without a
 ///   gradient gets one that is made in the body, anew in each run. For gradients that add up or are used outside, create
 ///   them before, for example with `set_grad(Some(&zeros))`.
 /// - Random ops of a body advance the generators in each replay, also if the body is skipped or runs several times.
@@ -74,7 +75,7 @@ pub fn graph_if(condition: &Tensor, body: impl FnOnce() -> Result<()>) -> Result
     const OP: &str = "graph_if";
     match captured_body(condition, ConditionalKind::If, OP)? {
         Some((capturing, stream)) => {
-            super::with_stream(&stream, body)?;
+            in_body(&stream, body)?;
             capturing.end()
         }
         None if holds(condition, OP)? => body(),
@@ -119,7 +120,7 @@ pub fn graph_if(condition: &Tensor, body: impl FnOnce() -> Result<()>) -> Result
 pub fn graph_while(condition: &Tensor, mut body: impl FnMut() -> Result<()>) -> Result<()> {
     const OP: &str = "graph_while";
     if let Some((capturing, stream)) = captured_body(condition, ConditionalKind::While, OP)? {
-        super::with_stream(&stream, body)?;
+        in_body(&stream, body)?;
         return capturing.end();
     }
     while holds(condition, OP)? {
@@ -147,6 +148,13 @@ fn captured_body(
     let body = CapturingBody::begin(&runtime, &stream, condition.as_view(), kind, op).of(op)?;
     let stream = body.stream()?.clone();
     Ok(Some((body, stream)))
+}
+
+/// Captures a body on its stream.
+#[track_caller]
+fn in_body(stream: &Stream, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    let _mode = ModeGuard::body();
+    super::with_stream(stream, body)
 }
 
 /// Reads a condition on the host.

@@ -168,6 +168,66 @@ fn without_the_cache_no_conversion_is_kept() {
 }
 
 #[test]
+fn copies_end_with_an_outermost_region_without_the_cache() {
+    on_gpu(|| {
+        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
+        let bytes = memory_allocated(0)?;
+        let product = || x.matmul(&weight)?.to(DType::F32)?.to_vec2::<f32>();
+        let inner = AutocastOptions::new().cache_enabled(true);
+        drop(autocast("cuda", (), || x.matmul(&weight))?);
+        assert!(memory_allocated(0)? > bytes);
+        autocast("cuda", AutocastOptions::new().cache_enabled(false), || {
+            autocast("cuda", inner, || {
+                let first = no_grad(product)?;
+                assert_eq!(memory_allocated(0)? - bytes, 256 * 256 * 2, "one copy, in the region");
+                assert_eq!(no_grad(product)?, first);
+                assert_eq!(memory_allocated(0)? - bytes, 256 * 256 * 2, "one copy in the region");
+                Ok(())
+            })
+        })?;
+        assert_eq!(memory_allocated(0)?, bytes);
+        Ok(())
+    });
+}
+
+/// Copies of parameters are a cache, so an allocation takes their memory before it fails.
+#[test]
+fn an_allocation_frees_the_copies_that_it_needs() {
+    on_gpu(|| {
+        let (weight, x) = (weight([4096, 4096], "cuda")?, ones([1, 4096], "cuda")?);
+        let product = || autocast("cuda", (), || x.matmul(&weight)?.sum(())?.item::<f32>());
+        let sum = no_grad(product)?;
+        let (total, copy) = (cuda::mem_get_info(0)?.total, 4096 * 4096 * 2);
+        let limit = memory_allocated(0)? + copy / 2;
+        cuda::empty_cache();
+        cuda::set_per_process_memory_fraction(limit as f64 / total as f64, 0)?;
+        let large = ones([copy], (DType::U8, Device::cuda(0)))?;
+        assert!(no_grad(product).is_err(), "the copy does not fit");
+        drop(large);
+        assert_eq!(no_grad(product)?, sum);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_region_of_float32_on_the_cpu_is_disabled() -> Result<()> {
+    let half = ones([2, 2], DType::F16)?;
+    autocast("cpu", DType::F32, || {
+        assert_eq!(half.matmul(&half)?.dtype(), DType::F16);
+        assert!(!is_autocast_enabled("cpu")? && get_autocast_dtype("cpu")? == DType::F32);
+        Ok(())
+    })?;
+    on_gpu(|| {
+        autocast("cuda", DType::F32, || {
+            let half = ones([2, 2], (DType::F16, "cuda"))?;
+            assert_eq!(half.matmul(&half)?.dtype(), DType::F32);
+            Ok(())
+        })
+    });
+    Ok(())
+}
+
+#[test]
 fn a_cleared_cache_frees_the_copies_of_all_parameters() {
     on_gpu(|| {
         let parameters = [weight([256, 256], "cuda")?, weight([256, 256], "cuda")?];

@@ -40,6 +40,8 @@ crate::rows! {
         gpu_s41_other_threads_do_not_synchronize_during_a_body => synchronized;
     schedules64(1) s41_tensors_of_a_body_are_refused_outside_it
         gpu_s41_tensors_of_a_body_are_refused_outside_it => outside;
+    schedules64(1) s41_ops_of_a_body_are_differentiated_in_it
+        gpu_s41_ops_of_a_body_are_differentiated_in_it => gradients;
 }
 
 /// Another thread synchronizes the device while a body is captured. A GPU refuses this, and the capture goes on. The
@@ -306,6 +308,30 @@ fn outside(_: &World) -> Result<()> {
     left.fill_(3)?;
     graph.replay()?;
     assert_eq!(values(&w.grad().expect("a gradient"))?, [6.0; 3]);
+    Ok(())
+}
+
+/// The gradient of an op that a replay may skip is refused outside of its body.
+fn gradients(_: &World) -> Result<()> {
+    let (run, w) = (ones([1], (DType::Bool, 0))?, ones([3], 0)?.requires_grad_(true)?);
+    w.set_grad(Some(&zeros([3], 0)?))?;
+    let is_gradient = |k: &ErrorKind| matches!(k, ErrorKind::Gradient { .. });
+    let text = "recorded in the body of `graph_if` or `graph_while`";
+    let (graph, ()) = captured(|| {
+        let (y, z) = (w.mul(2.0)?, w.mul(3.0)?);
+        graph_if(&run, || y.add_(&w).map(drop))?;
+        fails("add_", y.sum(())?.backward(), is_gradient, text);
+        graph_if(&run, || {
+            fails("add_", y.sum(())?.backward(), is_gradient, text);
+            // The forward ops of `z` always run.
+            z.sum(())?.backward()
+        })
+    })?;
+    for (value, expected) in [(false, 0.0), (true, 3.0), (true, 6.0)] {
+        run.fill_(value)?;
+        graph.replay()?;
+        assert_eq!(values(&w.grad().expect("a gradient"))?, [expected; 3]);
+    }
     Ok(())
 }
 
