@@ -1,27 +1,18 @@
-//! Tests of autocast regions: the cache of converted parameters, nesting, threads, captures and
-//! custom functions. `registry/autocast.rs` tests the dtypes of each op.
+//! Tests of autocast regions: nesting, threads and custom functions. `autocast_cache.rs` tests the converted copies of
+//! parameters, `registry/autocast.rs` the dtypes of each op.
 
 use std::panic::catch_unwind;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use warpline::amp::{
-    AutocastGuard, AutocastOptions, autocast, clear_autocast_cache, get_autocast_dtype,
-    is_autocast_available, is_autocast_cache_enabled, is_autocast_enabled,
+    AutocastGuard, AutocastOptions, autocast, get_autocast_dtype, is_autocast_available,
+    is_autocast_enabled,
 };
 use warpline::autograd::{Context, Function, Gradients, Modes, ToSave, checkpoint, no_grad};
-use warpline::cuda::{
-    self, Stream, max_memory_allocated, memory_allocated, reset_peak_memory_stats,
-};
 use warpline::data::{DataLoader, Dataset};
 use warpline::functional::{add_layer_norm, binary_cross_entropy, linear};
 use warpline::{
-    DType, Device, Error, ErrorKind, Result, SyncPolicy, Tensor, einsum, full, ones, runtime,
-    simulated, with_runtime,
+    DType, Device, Error, ErrorKind, Result, Tensor, einsum, full, ones, simulated, with_runtime,
 };
-use warpline_cuda_sys_safe::sim::CallKind;
-
-use crate::boxes::SimBox;
-use crate::common::schedules;
 
 pub(crate) fn on_gpu(program: impl FnOnce() -> Result<()>) {
     let runtime = simulated(1).unwrap();
@@ -33,180 +24,6 @@ pub(crate) fn weight(
     device: impl Into<warpline::TensorOptions>,
 ) -> Result<Tensor> {
     ones(sizes, device)?.requires_grad_(true)
-}
-
-#[test]
-fn a_parameter_is_converted_once_until_it_changes() {
-    on_gpu(|| {
-        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
-        let product =
-            || Ok::<_, Error>(autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32))?.detach());
-        drop(product()?);
-        let bytes = memory_allocated(0)?;
-        let first = product()?;
-        assert_eq!(memory_allocated(0)? - bytes, 1024, "only the result is new");
-        drop(first);
-        no_grad(|| weight.add_(1).map(drop))?;
-        assert_eq!(product()?.to_vec::<f32>()?[0], 512.0);
-        assert_eq!(memory_allocated(0)?, bytes, "the new copy replaced the old one");
-        drop(weight);
-        assert!(
-            memory_allocated(0)? < bytes - 256 * 256 * 2 + 2048,
-            "the copy goes with the parameter"
-        );
-        Ok(())
-    });
-}
-
-#[test]
-fn a_parameter_never_has_two_copies() {
-    on_gpu(|| {
-        let (weight, x) = (weight([1024, 1024], "cuda")?, ones([1, 1024], "cuda")?);
-        let product = || autocast("cuda", (), || x.matmul(&weight).map(drop));
-        product()?;
-        let bytes = memory_allocated(0)?;
-        for _ in 0..3 {
-            no_grad(|| weight.add_(1).map(drop))?;
-            reset_peak_memory_stats(0)?;
-            product()?;
-            let most = max_memory_allocated(0)? - bytes;
-            assert!(most < 1024 * 1024, "{most} bytes more for a moment");
-            assert_eq!(memory_allocated(0)?, bytes);
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn copies_are_found_although_other_threads_clear_the_cache() {
-    on_gpu(|| {
-        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
-        clear_autocast_cache();
-        let (bytes, world) = (memory_allocated(0)?, runtime());
-        std::thread::scope(|scope| {
-            scope.spawn(|| with_runtime(&world, || (0..300).for_each(|_| clear_autocast_cache())));
-            for _ in 0..100 {
-                no_grad(|| weight.add_(1).map(drop))?;
-                autocast("cuda", (), || x.matmul(&weight).map(drop))?;
-            }
-            Ok::<_, Error>(())
-        })?;
-        clear_autocast_cache();
-        assert_eq!(memory_allocated(0)?, bytes);
-        Ok(())
-    });
-}
-
-/// Each runtime finds the copies of its own parameters, also while another runtime clears its cache.
-#[test]
-fn a_cleared_cache_is_that_of_one_runtime() {
-    let [one, other] = [1, 1].map(|devices| simulated(devices).expect("a runtime"));
-    let converts = |weight: &Tensor| {
-        autocast("cuda", (), || ones([1, 256], "cuda")?.matmul(weight).map(drop))?;
-        memory_allocated(0)
-    };
-    let make = || weight([256, 256], "cuda");
-    let kept = with_runtime(&other, make).expect("a weight");
-    let bytes = with_runtime(&other, || converts(&kept)).expect("bytes");
-    let is_done = AtomicBool::new(false);
-    let mut failures = 0;
-    std::thread::scope(|scope| {
-        let clears = || {
-            while !is_done.load(Ordering::Relaxed) {
-                clear_autocast_cache()
-            }
-        };
-        scope.spawn(move || with_runtime(&simulated(1).expect("a runtime"), clears));
-        let result = with_runtime(&one, || {
-            let weight = make()?;
-            for _ in 0..300 {
-                let bytes = converts(&weight)?;
-                clear_autocast_cache();
-                failures += u32::from(bytes - memory_allocated(0)? != 256 * 256 * 2);
-            }
-            Ok::<_, Error>(())
-        });
-        is_done.store(true, Ordering::Relaxed);
-        result
-    })
-    .unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(failures, 0);
-    let freed = with_runtime(&other, || {
-        assert_eq!(memory_allocated(0)?, bytes, "the copy of the other runtime is kept");
-        clear_autocast_cache();
-        Ok::<_, Error>(bytes - memory_allocated(0)?)
-    });
-    assert_eq!(freed.expect("bytes"), 256 * 256 * 2);
-    // Products of one region share a conversion, so their gradients are added in `float16`, where 2048 + 1 is 2048.
-    let gradient = with_runtime(&one, || {
-        let weight = weight([1, 1], "cuda")?;
-        let sum = autocast("cuda", DType::F16, || {
-            let first = full([1, 1], 2048.0, "cuda")?.matmul(&weight)?;
-            with_runtime(&other, clear_autocast_cache);
-            first.add(&ones([1, 1], "cuda")?.matmul(&weight)?)?.sum(())
-        })?;
-        sum.backward()?;
-        weight.grad().expect("a gradient").item::<f32>()
-    });
-    assert_eq!(gradient.expect("a number"), 2048.0);
-}
-
-#[test]
-fn without_the_cache_no_conversion_is_kept() {
-    on_gpu(|| {
-        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
-        let bytes = memory_allocated(0)?;
-        let options = AutocastOptions::new().cache_enabled(false);
-        drop(autocast("cuda", options, || x.matmul(&weight))?);
-        assert_eq!(memory_allocated(0)?, bytes);
-        drop(autocast("cuda", (), || x.matmul(&weight))?);
-        assert!(memory_allocated(0)? > bytes);
-        drop(autocast("cuda", options, || x.matmul(&weight))?);
-        assert_eq!(memory_allocated(0)?, bytes, "the earlier region's copy is freed");
-        Ok(())
-    });
-}
-
-#[test]
-fn copies_end_with_an_outermost_region_without_the_cache() {
-    on_gpu(|| {
-        let (weight, x) = (weight([256, 256], "cuda")?, ones([1, 256], "cuda")?);
-        let bytes = memory_allocated(0)?;
-        let product = || x.matmul(&weight)?.to(DType::F32)?.to_vec2::<f32>();
-        let inner = AutocastOptions::new().cache_enabled(true);
-        drop(autocast("cuda", (), || x.matmul(&weight))?);
-        assert!(memory_allocated(0)? > bytes);
-        autocast("cuda", AutocastOptions::new().cache_enabled(false), || {
-            autocast("cuda", inner, || {
-                let first = no_grad(product)?;
-                assert_eq!(memory_allocated(0)? - bytes, 256 * 256 * 2, "one copy, in the region");
-                assert_eq!(no_grad(product)?, first);
-                assert_eq!(memory_allocated(0)? - bytes, 256 * 256 * 2, "one copy in the region");
-                Ok(())
-            })
-        })?;
-        assert_eq!(memory_allocated(0)?, bytes);
-        Ok(())
-    });
-}
-
-/// Copies of parameters are a cache, so an allocation takes their memory before it fails.
-#[test]
-fn an_allocation_frees_the_copies_that_it_needs() {
-    on_gpu(|| {
-        let (weight, x) = (weight([4096, 4096], "cuda")?, ones([1, 4096], "cuda")?);
-        let product = || autocast("cuda", (), || x.matmul(&weight)?.sum(())?.item::<f32>());
-        let sum = no_grad(product)?;
-        let (total, copy) = (cuda::mem_get_info(0)?.total, 4096 * 4096 * 2);
-        let limit = memory_allocated(0)? + copy / 2;
-        cuda::empty_cache();
-        cuda::set_per_process_memory_fraction(limit as f64 / total as f64, 0)?;
-        let large = ones([copy], (DType::U8, Device::cuda(0)))?;
-        assert!(no_grad(product).is_err(), "the copy does not fit");
-        drop(large);
-        assert_eq!(no_grad(product)?, sum);
-        Ok(())
-    });
 }
 
 #[test]
@@ -225,30 +42,6 @@ fn a_region_of_float32_on_the_cpu_is_disabled() -> Result<()> {
         })
     });
     Ok(())
-}
-
-#[test]
-fn a_cleared_cache_frees_the_copies_of_all_parameters() {
-    on_gpu(|| {
-        let parameters = [weight([256, 256], "cuda")?, weight([256, 256], "cuda")?];
-        let x = ones([1, 256], "cuda")?;
-        let bytes = memory_allocated(0)?;
-        let product = |w: &Tensor| autocast("cuda", (), || x.matmul(w)).map(|y| y.detach());
-        parameters.iter().try_for_each(|w| product(w).map(drop))?;
-        assert_eq!(memory_allocated(0)? - bytes, 2 * 256 * 256 * 2);
-        clear_autocast_cache();
-        assert_eq!(memory_allocated(0)?, bytes);
-        autocast("cuda", (), || {
-            assert!(is_autocast_cache_enabled());
-            drop(x.matmul(&parameters[0])?);
-            clear_autocast_cache();
-            assert_eq!(memory_allocated(0)?, bytes, "the region's record is gone, too");
-            x.matmul(&parameters[0]).map(drop)
-        })?;
-        let off = AutocastOptions::new().cache_enabled(false);
-        assert!(!autocast("cuda", off, || Ok(is_autocast_cache_enabled()))?);
-        Ok(())
-    });
 }
 
 /// In one region, both products share one conversion of the weight, so their gradients are added in
@@ -386,64 +179,11 @@ fn a_change_of_a_converted_input_does_not_reach_the_parameter() {
 }
 
 #[test]
-fn a_parameter_that_stops_requiring_a_gradient_frees_its_conversion() {
-    on_gpu(|| {
-        let weight = weight([256, 256], "cuda")?;
-        drop(autocast("cuda", (), || ones([1, 256], "cuda")?.matmul(&weight))?);
-        let bytes = memory_allocated(0)?;
-        weight.requires_grad_(false)?;
-        assert_eq!(bytes - memory_allocated(0)?, 256 * 256 * 2);
-        Ok(())
-    });
-}
-
-#[test]
 fn a_fused_norm_has_the_dtypes_of_its_parts() {
     on_gpu(|| {
         let x = ones([2, 4], (DType::F16, Device::cuda(0)))?;
         let (norm, sum) = autocast("cuda", (), || add_layer_norm(&x, &x, 4, ()))?;
         assert_eq!((norm.dtype(), sum.dtype()), (DType::F32, DType::F16));
-        Ok(())
-    });
-}
-
-/// The other stream waits for the conversion, and launches none of its own.
-#[test]
-fn streams_share_a_conversion() {
-    let machine = SimBox::lazy(1);
-    machine.enter(|| {
-        let (weight, x) = (weight([2, 2], "cuda")?, ones([1, 2], "cuda")?);
-        let launches_of_a_product = || {
-            let before = machine.count(CallKind::Launch);
-            let product = || autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32));
-            assert_eq!(no_grad(product)?.to_vec::<f32>()?, [2.0; 2]);
-            Ok::<_, Error>(machine.count(CallKind::Launch) - before)
-        };
-        let first = launches_of_a_product()?;
-        let second = launches_of_a_product()?;
-        assert!(second < first);
-        assert_eq!(cuda::with_stream(&Stream::new(0)?, launches_of_a_product)?, second);
-        Ok(())
-    });
-}
-
-/// Under `SyncPolicy::Manual`, a stream reads only conversions that it made itself. Otherwise the
-/// race detector would report a race.
-#[test]
-fn a_stream_does_not_read_what_another_one_converted() {
-    schedules(1, SyncPolicy::Manual, |world| {
-        for device in 0..world.devices {
-            let (weight, x) = (weight([2, 2], device)?, ones([1, 2], device)?);
-            cuda::synchronize(device)?;
-            let product = || autocast("cuda", (), || x.matmul(&weight)?.to(DType::F32));
-            let first = product()?;
-            let side = Stream::new(device)?;
-            let second = cuda::with_stream(&side, product)?;
-            cuda::synchronize(device)?;
-            assert_eq!(first.to_vec::<f32>()?, second.to_vec::<f32>()?);
-            let races = cuda::take_races();
-            assert!(races.is_empty(), "{races:#?}");
-        }
         Ok(())
     });
 }

@@ -45,6 +45,7 @@ mod s36_pluggable;
 
 mod added_op;
 mod autocast;
+mod autocast_cache;
 mod autocast_captures;
 mod autograd;
 mod bad_input;

@@ -6,7 +6,7 @@ use warpline_cuda_sys_safe::sim::{CallKind, Fault};
 use warpline_nn::amp::{GradScaler, GradScalerOptions};
 use warpline_nn::optim::{Adadelta, Optimizer, SGD, SGDOptions};
 
-use super::grad_scaler::refused;
+use super::grad_scaler_errors::refused;
 use crate::boxes::SimBox;
 
 /// A call that fails at its second launch has already divided the gradients of the first launch by the scale.

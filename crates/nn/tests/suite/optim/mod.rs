@@ -4,6 +4,7 @@ mod failed_scaling;
 mod formulas;
 mod fused;
 mod grad_scaler;
+mod grad_scaler_errors;
 mod groups;
 mod in_backward;
 mod lbfgs;
