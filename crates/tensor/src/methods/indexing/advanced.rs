@@ -84,7 +84,7 @@ impl Tensor {
         const OP: &str = "index_put";
         let _call = CallScope::enter(OP);
         let (this, accumulate) = (self, accumulate.into_options().or(false));
-        autocast_operands!(Widest, Keep, [this, values] => this.index_put(indices, values, accumulate));
+        autocast_operands!(Widest, KeepAll, [this, values] => this.index_put(indices, values, accumulate));
         let Some(of) = self.indexed(OP, indices)? else {
             return self.put_all(OP, values, accumulate);
         };

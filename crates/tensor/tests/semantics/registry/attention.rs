@@ -5,7 +5,7 @@ use warpline::functional::{
     AttentionOptions, RotaryEmbeddingOptions, rotary_embedding, scaled_dot_product_attention,
 };
 
-use super::entry::{Entry, floats};
+use super::entry::{Entry, KEEP, LOW, floats};
 use super::sample::{Arg, mask, x};
 
 const NAME: &str = "functional::scaled_dot_product_attention";
@@ -28,27 +28,27 @@ pub(super) fn entries() -> Vec<Entry> {
     let grouped = three(&[1, 4, 3, 2], &[1, 2, 4, 2], &[1, 2, 4, 3]);
     let causal = three(&[1, 2, 3, 4], &[1, 1, 3, 4], &[1, 1, 3, 2]);
     let entries = vec![
-        Entry::new(NAME, floats, [plain.clone(), three(&[2, 3], &[2, 3], &[2, 3])], |x| {
+        Entry::new(NAME, LOW, floats, [plain.clone(), three(&[2, 3], &[2, 3], &[2, 3])], |x| {
             attention(x, ())
         }),
-        Entry::new(NAME, floats, [three(&[1, 2, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2])], |x| {
+        Entry::new(NAME, LOW, floats, [three(&[1, 2, 3, 2], &[1, 2, 3, 2], &[1, 2, 3, 2])], |x| {
             attention(x, AttentionOptions::new().is_causal(true))
         })
         .with("causal"),
-        Entry::new(NAME, floats, with(x(&[3, 4])), |x| {
+        Entry::new(NAME, LOW, floats, with(x(&[3, 4])), |x| {
             let (attn_mask, scale) = (Some(&x[3]), Some(0.3));
             attention(x, AttentionOptions::new().attn_mask(attn_mask).scale(scale))
         })
         .with("mask of numbers"),
-        Entry::new(NAME, floats, with(mask(&[3, 4])), |x| {
+        Entry::new(NAME, LOW, floats, with(mask(&[3, 4])), |x| {
             attention(x, AttentionOptions::new().attn_mask(&x[3]))
         })
         .with("mask of bools"),
-        Entry::new(NAME, floats, [grouped], |x| {
+        Entry::new(NAME, LOW, floats, [grouped], |x| {
             attention(x, AttentionOptions::new().enable_gqa(true))
         })
         .with("groups"),
-        Entry::new(NAME, floats, [causal], |x| {
+        Entry::new(NAME, LOW, floats, [causal], |x| {
             let options = AttentionOptions::new().is_causal(true).enable_gqa(true);
             attention(x, options)
         })
@@ -68,13 +68,13 @@ fn rotations() -> Vec<Entry> {
         three(&[3, 6], &[1, 3]),
     ];
     let entries = vec![
-        Entry::new(NAME, floats, halves, |x| rotary_embedding(&x[0], &x[1], &x[2], ())),
-        Entry::new(NAME, floats, [three(&[2, 3, 4], &[3, 4])], |x| {
+        Entry::new(NAME, KEEP, floats, halves, |x| rotary_embedding(&x[0], &x[1], &x[2], ())),
+        Entry::new(NAME, KEEP, floats, [three(&[2, 3, 4], &[3, 4])], |x| {
             let pairs = RotaryEmbeddingOptions::new().interleaved(true);
             rotary_embedding(&x[0], &x[1], &x[2], pairs)
         })
         .with("of neighbours"),
-        Entry::new(NAME, floats, [three(&[2, 3, 5], &[3, 1])], |x| {
+        Entry::new(NAME, KEEP, floats, [three(&[2, 3, 5], &[3, 1])], |x| {
             let part = RotaryEmbeddingOptions::new().rotary_dim(2);
             rotary_embedding(&x[0], &x[1], &x[2], part)
         })

@@ -1,12 +1,14 @@
-//! Tests of every op in an autocast region: the dtypes of results must equal PyTorch's, which
-//! `goldens/autocast.py` writes. An op without a golden entry must have the same dtypes as outside
-//! a region.
+//! Tests of every op in an autocast region. The dtypes of results must equal those of a call outside
+//! the region with operands that are converted by the entry's category, and PyTorch's dtypes, which
+//! `goldens/autocast.py` writes. An op that is not kept needs a golden entry.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 
 use warpline::{DType, Device, Result, Tensor, amp};
+use warpline_kernels::autocast::Policy;
 
-use super::entry::{Entry, floats};
+use super::entry::{Entry, F32_ON_GPU, floats};
 use super::sample::{Layout, Maker, x};
 use super::{on_simulated_gpu, registry, report};
 
@@ -25,7 +27,7 @@ fn goldens(device: &str) -> Goldens {
 /// Returns forms of ops that the registry lacks.
 fn forms() -> Vec<Entry> {
     let form = |name: &str, call: fn(&Tensor) -> Result<Tensor>| {
-        Entry::new(name, floats, [vec![x(&[2, 3])]], move |x: &[Tensor]| call(&x[0]))
+        Entry::new(name, F32_ON_GPU, floats, [vec![x(&[2, 3])]], move |x: &[Tensor]| call(&x[0]))
     };
     vec![
         form("rdiv", |x| 1.0 / x),
@@ -50,68 +52,83 @@ fn golden_name(entry: &Entry) -> String {
     name + &variant
 }
 
-fn dtypes(results: &[Tensor], low: DType) -> Vec<String> {
-    let name = |t: &Tensor| {
-        if t.dtype() == low { "half".into() } else { t.dtype().to_string().replace("torch.", "") }
+/// Converts arguments as a region of dtype `low` does under `policy`. Returns `None` if the region
+/// refuses the op.
+fn converted(policy: Policy, low: DType, args: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
+    let is_eligible = |x: &&Tensor| matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    let dtype = match policy {
+        Policy::Low => low,
+        Policy::F32 => DType::F32,
+        Policy::Widest => {
+            args.iter().filter(is_eligible).map(Tensor::dtype).fold(low, DType::promote)
+        }
+        Policy::Refuse => return Ok(None),
+        Policy::Keep | Policy::KeepAll => return Ok(Some(args.to_vec())),
     };
-    results.iter().map(name).collect()
+    let convert = |x: &Tensor| if is_eligible(&x) { x.to(dtype) } else { Ok(x.clone()) };
+    args.iter().map(convert).collect::<Result<_>>().map(Some)
+}
+
+fn name_of(dtype: DType, low: DType) -> String {
+    if dtype == low { "half".into() } else { dtype.to_string().replace("torch.", "") }
 }
 
 fn walk(device: Device, low: DType, goldens: &Goldens) -> Result<()> {
     let (mut count, mut failures) = (0, Vec::new());
     for entry in registry().into_iter().chain(forms()) {
-        if !entry.takes(DType::F32) || !entry.takes(low) {
-            continue;
-        }
-        let (name, sample) = (golden_name(&entry), &entry.samples[0]);
+        let (title, name) = (entry.title(), golden_name(&entry));
+        let policy = entry.category[usize::from(device == Device::Cpu)];
         let golden =
             goldens.get(&name).or_else(|| goldens.get(&name.replace("Tensor", "functional")));
+        let is_checked = entry.takes(DType::F32) && entry.takes(low);
+        if policy != Policy::Keep && (golden.is_none() || !is_checked) {
+            failures
+                .push(format!("{title}: no golden shows that PyTorch's category is {policy:?}"));
+        }
+        if !is_checked {
+            continue;
+        }
         // In these entries, the other operand has a fixed dtype.
         let golden = golden.filter(|_| !entry.variant.starts_with("mixed with"));
+        let sample = &entry.samples[0];
         let numeric: Vec<usize> = (0..sample.len()).filter(|&k| sample[k].is_numeric()).collect();
         for (mixture, is_single) in MIXTURES.iter().enumerate() {
             if numeric.len() < 2 && mixture > 1 {
                 continue;
             }
-            let args = |maker: Maker| {
-                let mut args = maker.args(sample)?;
-                for (place, &k) in numeric.iter().enumerate() {
-                    args[k] = args[k].to(if is_single(place) { DType::F32 } else { low })?;
-                }
-                Ok::<_, warpline::Error>(args)
-            };
             let maker = Maker { dtype: DType::F32, device, layout: Layout::Contiguous };
-            let here = amp::autocast(device, low, || (entry.call)(&args(maker)?));
-            let here = here.map(|results| dtypes(&results, low));
-            let expected = match golden {
-                Some(golden) => match golden.get(mixture) {
-                    None => continue,
-                    Some(golden)
-                        if golden == "error" && entry.name.ends_with("::binary_cross_entropy") =>
-                    {
-                        assert!(here.is_err(), "{} is refused", entry.title());
-                        continue;
-                    }
-                    // PyTorch's kernels support fewer mixtures than ours. Mixtures of `addmv` on the CPU
-                    // are left out, because PyTorch's list for the CPU lacks `addmv`.
-                    Some(golden) if golden == "error" => continue,
-                    Some(_) if name == "Tensor::addmv" && device == Device::Cpu && mixture > 1 => {
-                        continue;
-                    }
-                    Some(golden) => vec![golden.clone()],
-                },
-                None if mixture > 1 => continue,
-                None => match (entry.call)(&args(maker)?) {
-                    Ok(results) => dtypes(&results, low),
-                    Err(_) => continue,
-                },
+            let mut args = maker.args(sample)?;
+            for (place, &k) in numeric.iter().enumerate() {
+                args[k] = args[k].to(if is_single(place) { DType::F32 } else { low })?;
+            }
+            let call = |args: &[Tensor]| -> Result<Vec<String>> {
+                let dtypes = (entry.call)(args)?.into_iter().map(|t| name_of(t.dtype(), low));
+                // The sum that `add_layer_norm` also returns is kept.
+                Ok(dtypes.take(if policy == Policy::Keep { usize::MAX } else { 1 }).collect())
+            };
+            let here = amp::autocast(device, low, || call(&args));
+            let mut fail = |expected: &dyn Debug| {
+                failures.push(format!("{title}, mixture {mixture}: {here:?}, not {expected:?}"));
             };
             count += 1;
+            let is_mixed_on_cpu = |name| entry.name == name && device == Device::Cpu && mixture > 1;
+            let outside = converted(policy, low, &args)?.and_then(|args| call(&args).ok());
+            // On the CPU, each product of an `einsum` has a category of its own.
+            if here.as_ref().ok() != outside.as_ref() && !is_mixed_on_cpu("einsum") {
+                fail(&(policy, outside));
+            }
+            // PyTorch's kernels support fewer mixtures than ours. Mixtures of `addmv` on the CPU are
+            // left out, because PyTorch's list for the CPU lacks `addmv`.
+            let is_left_out = |golden: &str| {
+                (golden == "error" && mixture > 0) || is_mixed_on_cpu("Tensor::addmv")
+            };
             // Further results are indices, or have the dtype of the first result.
-            let found = here.as_ref().map(|found| &found[..expected.len().min(found.len())]);
-            if found.as_ref().ok() != Some(&&expected[..]) {
-                let title = entry.title();
-                failures.push(format!("{title}, mixture {mixture}: {here:?}, not {expected:?}"));
+            let first = here.as_ref().map_or("error", |found| &found[0]);
+            if let Some(golden) = golden.and_then(|golden| golden.get(mixture))
+                && !is_left_out(golden)
+                && first != golden
+            {
+                fail(golden);
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use warpline::autograd::GradcheckOptions;
 use warpline::{DType, Scalar, Tensor, TensorOrScalar, apply_elementwise};
+use warpline_kernels::autocast::Policy;
 use warpline_kernels::elementwise::{Op, OperandRule, table};
 
-use super::entry::Entry;
+use super::entry::{Category, Entry};
 use super::sample::{Arg, mask, within};
 use crate::by_name;
 
@@ -49,13 +50,14 @@ pub(super) fn entries() -> Vec<Entry> {
         let is_float_predicate = is_bool(op) && op.dtypes(DType::I64).is_err();
         let takes = move |dtype| is_float_predicate || op.dtypes(dtype).is_ok();
         let call = move |x: &[Tensor]| method(&x[0]);
-        let entry = Entry::new(format!("Tensor::{name}"), takes, samples(op), call);
+        let entry = Entry::new(format!("Tensor::{name}"), category(op), takes, samples(op), call);
         entries.push(with_gradient(op, entry));
     }
     for &(name, method) in by_name::BINARY {
         let op = op_of(name);
         let call = move |x: &[Tensor]| method(&x[0], (&x[1]).into());
-        let entry = Entry::new(format!("Tensor::{name}"), takes(op), samples(op), call);
+        let entry =
+            Entry::new(format!("Tensor::{name}"), category(op), takes(op), samples(op), call);
         entries.push(with_gradient(op, entry));
     }
     entries
@@ -73,6 +75,11 @@ pub(super) fn takes(op: &'static Op) -> impl Fn(DType) -> bool {
         op.dtypes(dtype).is_ok()
             && !(op.has_rule(OperandRule::RefusesBools) && dtype == DType::Bool)
     }
+}
+
+/// Returns the category that the table declares.
+fn category(op: &Op) -> Category {
+    [op.autocast(), Policy::Keep]
 }
 
 fn is_bool(op: &'static Op) -> bool {
@@ -121,7 +128,7 @@ fn entry_of_table(op: &'static Op) -> Entry {
         apply_elementwise(op, &operands)
     };
     let name = format!("elementwise::{}", op.name());
-    with_gradient(op, Entry::new(name, takes(op), samples(op), call))
+    with_gradient(op, Entry::new(name, category(op), takes(op), samples(op), call))
 }
 
 /// Returns entries that pass some operands as numbers: all operands without gradient and, if there
@@ -166,7 +173,10 @@ fn with_number(op: &'static Op, number: Option<usize>, i: usize) -> Entry {
         Some(k) => format!("operand {k} is number {i}"),
         None => format!("numbers {i}"),
     };
-    Entry::new(name, takes, [args.collect()], call).with(variant).differences(OPTIONS)
+    // PyTorch divides a number by a tensor with `reciprocal`.
+    let inverts = op.name() == "div" && number == Some(0);
+    let category = category(if inverts { op_of("reciprocal") } else { op });
+    Entry::new(name, category, takes, [args.collect()], call).with(variant).differences(OPTIONS)
 }
 
 /// Returns number `i` of an operand's domain. It differs from all elements of samples.

@@ -4,8 +4,21 @@ use std::fmt::Write;
 
 use warpline::autograd::GradcheckOptions;
 use warpline::{DType, Result, Tensor};
+use warpline_kernels::autocast::Policy;
 
 use super::sample::Arg;
+
+/// Treatment of an op's operands in a region of autocast, on a GPU and on the CPU. An op without a
+/// policy of its own has the category of its inner ops.
+pub(super) type Category = [Policy; 2];
+
+pub(super) const KEEP: Category = [Policy::Keep; 2];
+pub(super) const LOW: Category = [Policy::Low; 2];
+pub(super) const LOW_ON_GPU: Category = [Policy::Low, Policy::Keep];
+pub(super) const F32: Category = [Policy::F32; 2];
+pub(super) const F32_ON_GPU: Category = [Policy::F32, Policy::Keep];
+pub(super) const F32_ON_CPU: Category = [Policy::Keep, Policy::F32];
+pub(super) const WIDEST_ON_GPU: Category = [Policy::Widest, Policy::Keep];
 
 /// The function that an entry calls.
 type Call = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
@@ -16,6 +29,7 @@ pub(super) struct Entry {
     pub(super) name: String,
     /// The parameters of this entry, if an op has several entries.
     pub(super) variant: String,
+    pub(super) category: Category,
     takes: Box<dyn Fn(DType) -> bool>,
     pub(super) samples: Vec<Vec<Arg>>,
     pub(super) call: Call,
@@ -36,6 +50,7 @@ impl Entry {
     /// Returns the entry of an op that is differentiable in all float arguments.
     pub(super) fn new<R: Results>(
         name: impl Into<String>,
+        category: Category,
         takes: impl Fn(DType) -> bool + 'static,
         samples: impl IntoIterator<Item = Vec<Arg>>,
         call: impl Fn(&[Tensor]) -> Result<R> + 'static,
@@ -45,6 +60,7 @@ impl Entry {
         Self {
             name: name.into(),
             variant: String::new(),
+            category,
             takes: Box::new(takes),
             differentiable: (0..first.len()).filter(|&k| first[k].is_numeric()).collect(),
             samples,

@@ -6,7 +6,7 @@ use warpline::{
     linspace, logspace, ones, tensor, tril_indices, triu_indices, zeros,
 };
 
-use super::entry::{Entry, every, numbers};
+use super::entry::{Entry, KEEP, every, numbers};
 use super::sample::x;
 
 const CONSTANT: &str = "the result does not depend on elements";
@@ -18,7 +18,7 @@ fn of(
     call: fn(&Tensor, (DType, Device)) -> Result<Tensor>,
 ) -> Entry {
     let call = move |x: &[Tensor]| call(&x[0], (x[0].dtype(), x[0].device()));
-    Entry::new(name, takes, [vec![x(&[2, 3])], vec![x(&[0, 3])]], call).constant(CONSTANT)
+    Entry::new(name, KEEP, takes, [vec![x(&[2, 3])], vec![x(&[0, 3])]], call).constant(CONSTANT)
 }
 
 pub(super) fn entries() -> Vec<Entry> {

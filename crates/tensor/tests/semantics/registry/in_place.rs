@@ -5,7 +5,7 @@ use warpline::functional::HardtanhOptions;
 use warpline::{DType, Result, Tensor};
 
 use super::elementwise::{op_of, takes, with_gradient};
-use super::entry::{Entry, every, floats, numbers};
+use super::entry::{Entry, KEEP, every, floats, numbers};
 use super::sample::{Arg, each, mask, positive, within, x};
 
 /// Applies a method to a copy, and returns the copy.
@@ -51,14 +51,14 @@ pub(super) fn entries() -> Vec<Entry> {
         let op = op_of(name.trim_end_matches('_'));
         let samples = [&[9][..], &[2, 3], &[], &[0, 3]];
         let samples = samples.map(|sizes| vec![within(sizes, op.domain(0))]);
-        let entry = Entry::new(format!("Tensor::{name}"), keeps(op), samples, method);
+        let entry = Entry::new(format!("Tensor::{name}"), KEEP, keeps(op), samples, method);
         entries.push(with_gradient(op, entry));
     }
     for &(name, method) in BINARY {
         let op = op_of(name.trim_end_matches('_'));
         let samples = [(&[9][..], &[9][..]), (&[2, 3], &[3]), (&[2, 3], &[]), (&[0, 3], &[1])];
         let samples = samples.map(|(a, b)| vec![within(a, op.domain(0)), within(b, op.domain(1))]);
-        let entry = Entry::new(format!("Tensor::{name}"), keeps(op), samples, method);
+        let entry = Entry::new(format!("Tensor::{name}"), KEEP, keeps(op), samples, method);
         entries.push(with_gradient(op, entry));
     }
     entries.extend(with_parameters());
@@ -94,32 +94,44 @@ fn three() -> Vec<Vec<Arg>> {
 
 fn with_parameters() -> Vec<Entry> {
     vec![
-        Entry::new("Tensor::elu_", floats, one(), |x| on_copy(x, |t| t.elu_(0.7))),
-        Entry::new("Tensor::celu_", floats, one(), |x| on_copy(x, |t| t.celu_(0.7))),
-        Entry::new("Tensor::leaky_relu_", floats, one(), |x| on_copy(x, |t| t.leaky_relu_(0.1))),
-        Entry::new("Tensor::threshold_", numbers, one(), |x| on_copy(x, |t| t.threshold_(1, 3))),
-        Entry::new("Tensor::hardtanh_", numbers, one(), |x| {
+        Entry::new("Tensor::elu_", KEEP, floats, one(), |x| on_copy(x, |t| t.elu_(0.7))),
+        Entry::new("Tensor::celu_", KEEP, floats, one(), |x| on_copy(x, |t| t.celu_(0.7))),
+        Entry::new("Tensor::leaky_relu_", KEEP, floats, one(), |x| {
+            on_copy(x, |t| t.leaky_relu_(0.1))
+        }),
+        Entry::new("Tensor::threshold_", KEEP, numbers, one(), |x| {
+            on_copy(x, |t| t.threshold_(1, 3))
+        }),
+        Entry::new("Tensor::hardtanh_", KEEP, numbers, one(), |x| {
             on_copy(x, |t| t.hardtanh_(HardtanhOptions::new().min_val(-0.5).max_val(0.5)))
         }),
-        Entry::new("Tensor::relu6_", numbers, one(), |x| on_copy(x, Tensor::relu6_)),
-        Entry::new("Tensor::logit_", floats, [vec![within(&[2, 3], 0.05..0.95)]], |x| {
+        Entry::new("Tensor::relu6_", KEEP, numbers, one(), |x| on_copy(x, Tensor::relu6_)),
+        Entry::new("Tensor::logit_", KEEP, floats, [vec![within(&[2, 3], 0.05..0.95)]], |x| {
             on_copy(x, |t| t.logit_(()))
         }),
-        Entry::new("Tensor::clamp_", numbers, one(), |x| on_copy(x, |t| t.clamp_(1, 5))),
-        Entry::new("Tensor::clamp_min_", numbers, two(), |x| on_copy(x, |t| t.clamp_min_(&x[1]))),
-        Entry::new("Tensor::clamp_max_", numbers, two(), |x| on_copy(x, |t| t.clamp_max_(&x[1]))),
-        Entry::new("Tensor::nan_to_num_", every, one(), |x| on_copy(x, |t| t.nan_to_num_(0.5))),
-        Entry::new("Tensor::round_decimals_", floats, one(), |x| {
+        Entry::new("Tensor::clamp_", KEEP, numbers, one(), |x| on_copy(x, |t| t.clamp_(1, 5))),
+        Entry::new("Tensor::clamp_min_", KEEP, numbers, two(), |x| {
+            on_copy(x, |t| t.clamp_min_(&x[1]))
+        }),
+        Entry::new("Tensor::clamp_max_", KEEP, numbers, two(), |x| {
+            on_copy(x, |t| t.clamp_max_(&x[1]))
+        }),
+        Entry::new("Tensor::nan_to_num_", KEEP, every, one(), |x| {
+            on_copy(x, |t| t.nan_to_num_(0.5))
+        }),
+        Entry::new("Tensor::round_decimals_", KEEP, floats, one(), |x| {
             on_copy(x, |t| t.round_decimals_(1))
         }),
-        Entry::new("Tensor::lerp_", floats, three(), |x| on_copy(x, |t| t.lerp_(&x[1], &x[2]))),
-        Entry::new("Tensor::addcmul_", numbers, three(), |x| {
+        Entry::new("Tensor::lerp_", KEEP, floats, three(), |x| {
+            on_copy(x, |t| t.lerp_(&x[1], &x[2]))
+        }),
+        Entry::new("Tensor::addcmul_", KEEP, numbers, three(), |x| {
             on_copy(x, |t| t.addcmul_(&x[1], &x[2], 2))
         }),
-        Entry::new("Tensor::addcdiv_", floats, three(), |x| {
+        Entry::new("Tensor::addcdiv_", KEEP, floats, three(), |x| {
             on_copy(x, |t| t.addcdiv_(&x[1], &x[2], 2))
         }),
-        Entry::new("Tensor::add_scaled_", numbers, two(), |x| {
+        Entry::new("Tensor::add_scaled_", KEEP, numbers, two(), |x| {
             on_copy(x, |t| t.add_scaled_(&x[1], 2))
         }),
     ]
@@ -127,11 +139,11 @@ fn with_parameters() -> Vec<Entry> {
 
 fn fills() -> Vec<Entry> {
     vec![
-        Entry::new("Tensor::masked_fill_", every, [vec![x(&[2, 3]), mask(&[3])]], |x| {
+        Entry::new("Tensor::masked_fill_", KEEP, every, [vec![x(&[2, 3]), mask(&[3])]], |x| {
             on_copy(x, |t| t.masked_fill_(&x[1], 1))
         }),
-        Entry::new("Tensor::fill_", every, one(), |x| on_copy(x, |t| t.fill_(1))),
-        Entry::new("Tensor::zero_", every, one(), |x| on_copy(x, Tensor::zero_)),
-        Entry::new("Tensor::copy_", every, two(), |x| on_copy(x, |t| t.copy_(&x[1], ()))),
+        Entry::new("Tensor::fill_", KEEP, every, one(), |x| on_copy(x, |t| t.fill_(1))),
+        Entry::new("Tensor::zero_", KEEP, every, one(), |x| on_copy(x, Tensor::zero_)),
+        Entry::new("Tensor::copy_", KEEP, every, two(), |x| on_copy(x, |t| t.copy_(&x[1], ()))),
     ]
 }

@@ -2,8 +2,9 @@
 
 use warpline::embedding;
 use warpline::functional::{self, one_hot};
+use warpline_kernels::autocast::Policy;
 
-use super::entry::{Entry, every, numbers};
+use super::entry::{Entry, KEEP, WIDEST_ON_GPU, every, numbers};
 use super::in_place::on_copy;
 use super::sample::{Arg, indices, mask, x};
 
@@ -28,45 +29,54 @@ fn read() -> Vec<Entry> {
     let places = || indices(&[0, 2, 0, 1, 1, 1], &[2, 3]);
     let embedded = "the result is of integers";
     vec![
-        Entry::new("Tensor::index_select", every, [vec![x(&[3, 2]), rows()]], |x| {
+        Entry::new("Tensor::index_select", KEEP, every, [vec![x(&[3, 2]), rows()]], |x| {
             x[0].index_select(0, &x[1])
         }),
-        Entry::new("Tensor::index_select", every, [vec![x(&[2, 3]), rows()]], |x| {
+        Entry::new("Tensor::index_select", KEEP, every, [vec![x(&[2, 3]), rows()]], |x| {
             x[0].index_select(1, &x[1])
         })
         .with("of 1"),
         Entry::new(
             "Tensor::gather",
+            KEEP,
             every,
             [vec![x(&[3, 3]), places()], vec![x(&[3, 3]), indices(&[], &[0, 3])]],
             |x| x[0].gather(0, &x[1]),
         ),
-        Entry::new("embedding", every, [vec![x(&[3, 2]), places()]], |x| embedding(&x[0], &x[1])),
-        Entry::new("functional::embedding", every, [vec![x(&[3, 2]), places()]], |x| {
+        Entry::new("embedding", KEEP, every, [vec![x(&[3, 2]), places()]], |x| {
+            embedding(&x[0], &x[1])
+        }),
+        Entry::new("functional::embedding", KEEP, every, [vec![x(&[3, 2]), places()]], |x| {
             functional::embedding(&x[1], &x[0], ())
         }),
-        Entry::new("functional::one_hot", every, [vec![places()]], |x| one_hot(&x[0], 4))
+        Entry::new("functional::one_hot", KEEP, every, [vec![places()]], |x| one_hot(&x[0], 4))
             .constant(embedded),
-        Entry::new("Tensor::take", every, [vec![x(&[2, 3]), indices(&[0, 5, 0], &[3])]], |x| {
-            x[0].take(&x[1])
-        }),
+        Entry::new(
+            "Tensor::take",
+            KEEP,
+            every,
+            [vec![x(&[2, 3]), indices(&[0, 5, 0], &[3])]],
+            |x| x[0].take(&x[1]),
+        ),
         Entry::new(
             "Tensor::take_along_dim",
+            KEEP,
             every,
             [vec![x(&[2, 3]), indices(&[0, 2, 1, 1], &[2, 2])]],
             |x| x[0].take_along_dim(&x[1], 1),
         ),
         Entry::new(
             "Tensor::index",
+            KEEP,
             every,
             [vec![x(&[3, 2]), rows(), indices(&[0, 1, 0], &[3])]],
             |x| x[0].index(&[Some(&x[1]), Some(&x[2])]),
         ),
-        Entry::new("Tensor::index", every, [vec![x(&[3, 2]), mask(&[3])]], |x| {
+        Entry::new("Tensor::index", KEEP, every, [vec![x(&[3, 2]), mask(&[3])]], |x| {
             x[0].index(&[Some(&x[1])])
         })
         .with("mask"),
-        Entry::new("Tensor::index", every, [vec![x(&[2, 3]), rows()]], |x| {
+        Entry::new("Tensor::index", KEEP, every, [vec![x(&[2, 3]), rows()]], |x| {
             x[0].index(&[None, Some(&x[1])])
         })
         .with("of 1"),
@@ -80,32 +90,34 @@ fn written() -> Vec<Entry> {
     let put = || [vec![x(&[3, 2]), distinct(), indices(&[0, 1], &[2]), x(&[2])]];
     let accumulated = || [vec![x(&[3, 2]), rows(), indices(&[0, 1, 0], &[3]), x(&[3])]];
     vec![
-        Entry::new("Tensor::index_add", every, added(), |x| x[0].index_add(0, &x[1], &x[2])),
-        Entry::new("Tensor::index_add_", every, added(), |x| {
+        Entry::new("Tensor::index_add", KEEP, every, added(), |x| x[0].index_add(0, &x[1], &x[2])),
+        Entry::new("Tensor::index_add_", KEEP, every, added(), |x| {
             on_copy(x, |t| t.index_add_(0, &x[1], &x[2]))
         }),
-        Entry::new("Tensor::index_add_scaled", numbers, added(), |x| {
+        Entry::new("Tensor::index_add_scaled", KEEP, numbers, added(), |x| {
             x[0].index_add_scaled(0, &x[1], &x[2], 2)
         }),
-        Entry::new("Tensor::index_add_scaled_", numbers, added(), |x| {
+        Entry::new("Tensor::index_add_scaled_", KEEP, numbers, added(), |x| {
             on_copy(x, |t| t.index_add_scaled_(0, &x[1], &x[2], 2))
         }),
-        Entry::new("Tensor::index_copy", every, copied(), |x| x[0].index_copy(0, &x[1], &x[2])),
-        Entry::new("Tensor::index_copy_", every, copied(), |x| {
+        Entry::new("Tensor::index_copy", [Policy::Keep, Policy::Widest], every, copied(), |x| {
+            x[0].index_copy(0, &x[1], &x[2])
+        }),
+        Entry::new("Tensor::index_copy_", KEEP, every, copied(), |x| {
             on_copy(x, |t| t.index_copy_(0, &x[1], &x[2]))
         }),
-        Entry::new("Tensor::index_fill", every, filled(), |x| x[0].index_fill(0, &x[1], 1)),
-        Entry::new("Tensor::index_fill_", every, filled(), |x| {
+        Entry::new("Tensor::index_fill", KEEP, every, filled(), |x| x[0].index_fill(0, &x[1], 1)),
+        Entry::new("Tensor::index_fill_", KEEP, every, filled(), |x| {
             on_copy(x, |t| t.index_fill_(0, &x[1], 1))
         }),
-        Entry::new("Tensor::index_put", every, put(), |x| {
+        Entry::new("Tensor::index_put", WIDEST_ON_GPU, every, put(), |x| {
             x[0].index_put(&[Some(&x[1]), Some(&x[2])], &x[3], ())
         }),
-        Entry::new("Tensor::index_put", every, accumulated(), |x| {
+        Entry::new("Tensor::index_put", WIDEST_ON_GPU, every, accumulated(), |x| {
             x[0].index_put(&[Some(&x[1]), Some(&x[2])], &x[3], true)
         })
         .with("accumulate"),
-        Entry::new("Tensor::index_put_", every, put(), |x| {
+        Entry::new("Tensor::index_put_", KEEP, every, put(), |x| {
             on_copy(x, |t| t.index_put_(&[Some(&x[1]), Some(&x[2])], &x[3], ()))
         }),
     ]
@@ -118,18 +130,19 @@ fn masked() -> Vec<Entry> {
     vec![
         Entry::new(
             "Tensor::masked_select",
+            KEEP,
             every,
             [vec![x(&[2, 3]), mask(&[2, 3])], vec![x(&[2, 3]), mask(&[3])]],
             |x| x[0].masked_select(&x[1]),
         ),
-        Entry::new("Tensor::masked_scatter", every, scattered(), |x| {
+        Entry::new("Tensor::masked_scatter", KEEP, every, scattered(), |x| {
             x[0].masked_scatter(&x[1], &x[2])
         }),
-        Entry::new("Tensor::masked_scatter_", every, scattered(), |x| {
+        Entry::new("Tensor::masked_scatter_", KEEP, every, scattered(), |x| {
             on_copy(x, |t| t.masked_scatter_(&x[1], &x[2]))
         }),
-        Entry::new("Tensor::nonzero", every, one(), |x| x[0].nonzero()).constant(indices),
-        Entry::new("Tensor::nonzero_as_tuple", every, one(), |x| x[0].nonzero_as_tuple())
+        Entry::new("Tensor::nonzero", KEEP, every, one(), |x| x[0].nonzero()).constant(indices),
+        Entry::new("Tensor::nonzero_as_tuple", KEEP, every, one(), |x| x[0].nonzero_as_tuple())
             .constant(indices),
     ]
 }

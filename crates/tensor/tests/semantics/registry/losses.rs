@@ -2,8 +2,9 @@
 
 use warpline::functional::*;
 use warpline::{DType, Result, Tensor};
+use warpline_kernels::autocast::Policy;
 
-use super::entry::{Entry, floats, numbers};
+use super::entry::{Entry, F32, floats, numbers};
 use super::sample::{Arg, indices, positive, within, x};
 
 const REDUCTIONS: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, Reduction::None];
@@ -18,9 +19,13 @@ pub(super) fn entries() -> Vec<Entry> {
     entries.extend(REDUCTIONS.into_iter().flat_map(probabilities));
     entries.extend(REDUCTIONS.into_iter().flat_map(classes));
     entries.push(
-        Entry::new("functional::kl_div", numbers, [vec![x(&[2, 3]), positive(&[2, 3])]], |x| {
-            kl_div(&x[0], &x[1], Reduction::BatchMean)
-        })
+        Entry::new(
+            "functional::kl_div",
+            F32,
+            numbers,
+            [vec![x(&[2, 3]), positive(&[2, 3])]],
+            |x| kl_div(&x[0], &x[1], Reduction::BatchMean),
+        )
         .with("BatchMean"),
     );
     entries.into_iter().map(|entry| entry.slack(2.0)).collect()
@@ -28,7 +33,7 @@ pub(super) fn entries() -> Vec<Entry> {
 
 fn distances(reduction: Reduction) -> Vec<Entry> {
     let loss = |name, call: fn(&Tensor, &Tensor, Reduction) -> Result<Tensor>| {
-        Entry::new(name, numbers, two(), move |x: &[Tensor]| call(&x[0], &x[1], reduction))
+        Entry::new(name, F32, numbers, two(), move |x: &[Tensor]| call(&x[0], &x[1], reduction))
             .with(format!("{reduction:?}"))
     };
     // A mean supports only floats.
@@ -55,21 +60,33 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
         [args]
     };
     let entries = [
-        Entry::new("functional::binary_cross_entropy", numbers, [unit()], move |x| {
-            binary_cross_entropy(&x[0], &x[1], reduction)
-        }),
-        Entry::new("functional::binary_cross_entropy", numbers, weighted(), move |x| {
-            binary_cross_entropy(&x[0], &x[1], BCELossOptions::from(reduction).weight(&x[2]))
-        })
+        Entry::new(
+            "functional::binary_cross_entropy",
+            [Policy::Refuse, Policy::F32],
+            numbers,
+            [unit()],
+            move |x| binary_cross_entropy(&x[0], &x[1], reduction),
+        ),
+        Entry::new(
+            "functional::binary_cross_entropy",
+            [Policy::Refuse, Policy::F32],
+            numbers,
+            weighted(),
+            move |x| {
+                binary_cross_entropy(&x[0], &x[1], BCELossOptions::from(reduction).weight(&x[2]))
+            },
+        )
         .with("weight "),
         Entry::new(
             "functional::binary_cross_entropy_with_logits",
+            F32,
             floats,
             [vec![x(&[2, 3]), within(&[2, 3], 0.1..0.9)]],
             move |x| binary_cross_entropy_with_logits(&x[0], &x[1], reduction),
         ),
         Entry::new(
             "functional::binary_cross_entropy_with_logits",
+            F32,
             floats,
             [vec![x(&[2, 3]), within(&[2, 3], 0.1..0.9), positive(&[3])]],
             move |x| {
@@ -83,11 +100,12 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
         .with("weight of positives "),
         Entry::new(
             "functional::kl_div",
+            F32,
             numbers,
             [vec![x(&[2, 3]), positive(&[2, 3])]],
             move |x| kl_div(&x[0], &x[1], reduction),
         ),
-        Entry::new("functional::kl_div", numbers, [vec![x(&[2, 3]), x(&[2, 3])]], move |x| {
+        Entry::new("functional::kl_div", F32, numbers, [vec![x(&[2, 3]), x(&[2, 3])]], move |x| {
             kl_div(&x[0], &x[1], KLDivLossOptions::from(reduction).log_target(true))
         })
         .with("logarithm "),
@@ -98,12 +116,19 @@ fn probabilities(reduction: Reduction) -> Vec<Entry> {
 fn classes(reduction: Reduction) -> Vec<Entry> {
     let classes = || indices(&[1, 0, 2], &[3]);
     let entries = [
-        Entry::new("functional::cross_entropy", floats, [vec![x(&[3, 3]), classes()]], move |x| {
-            let options = CrossEntropyLossOptions::new().reduction(reduction);
-            cross_entropy(&x[0], &x[1], options)
-        }),
         Entry::new(
             "functional::cross_entropy",
+            F32,
+            floats,
+            [vec![x(&[3, 3]), classes()]],
+            move |x| {
+                let options = CrossEntropyLossOptions::new().reduction(reduction);
+                cross_entropy(&x[0], &x[1], options)
+            },
+        ),
+        Entry::new(
+            "functional::cross_entropy",
+            F32,
             floats,
             [vec![x(&[3, 4]), indices(&[2, -100, 0], &[3])]],
             move |x| {
@@ -115,6 +140,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
         .with("smoothing "),
         Entry::new(
             "functional::cross_entropy",
+            F32,
             floats,
             [vec![x(&[3, 3]), classes(), positive(&[3])]],
             move |x| {
@@ -129,6 +155,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
         .with("weight "),
         Entry::new(
             "functional::cross_entropy",
+            F32,
             floats,
             [vec![x(&[3, 3]), positive(&[3, 3])]],
             move |x| {
@@ -139,6 +166,7 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
         .with("probabilities "),
         Entry::new(
             "functional::cross_entropy",
+            F32,
             floats,
             [vec![x(&[3, 3]), positive(&[3, 3]), positive(&[3])]],
             move |x| {
@@ -150,11 +178,12 @@ fn classes(reduction: Reduction) -> Vec<Entry> {
             },
         )
         .with("weighted probabilities "),
-        Entry::new("functional::nll_loss", numbers, [vec![x(&[3, 3]), classes()]], move |x| {
+        Entry::new("functional::nll_loss", F32, numbers, [vec![x(&[3, 3]), classes()]], move |x| {
             nll_loss(&x[0], &x[1], NLLLossOptions::new().reduction(reduction))
         }),
         Entry::new(
             "functional::nll_loss",
+            F32,
             numbers,
             [vec![x(&[3, 3]), classes(), positive(&[3])]],
             move |x| {

@@ -4,7 +4,8 @@
 //! family, or is listed in `completeness.rs` with the reason why it is not an op. Methods of
 //! `unary.rs` and `binary.rs` are listed in `../by_name.rs` instead. A new op needs only an entry:
 //! the tests then check its gradients, the agreement between devices, the agreement between backward
-//! passes, its dtypes in an autocast region, and failures of its driver calls.
+//! passes, its dtypes in an autocast region, and failures of its driver calls. An entry declares the
+//! op's category in autocast.
 
 mod autocast;
 mod completeness;

@@ -2,8 +2,11 @@
 
 use warpline::functional::{bilinear, linear};
 use warpline::{AddmmOptions, Result, Tensor, einsum};
+use warpline_kernels::autocast::Policy;
 
-use super::entry::{Entry, every, floats, numbers};
+use super::entry::{
+    Category, Entry, F32, KEEP, LOW, LOW_ON_GPU, WIDEST_ON_GPU, every, floats, numbers,
+};
 use super::in_place::on_copy;
 use super::sample::{Arg, each, x};
 
@@ -16,11 +19,12 @@ pub(super) fn entries() -> Vec<Entry> {
 
 fn two(
     name: &'static str,
+    category: Category,
     sizes: &[[&[usize]; 2]],
     call: fn(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Entry {
     let samples: Vec<Vec<Arg>> = sizes.iter().map(|[a, b]| vec![x(a), x(b)]).collect();
-    Entry::new(name, numbers, samples, move |x: &[Tensor]| call(&x[0], &x[1]))
+    Entry::new(name, category, numbers, samples, move |x: &[Tensor]| call(&x[0], &x[1]))
 }
 
 fn matrices() -> Vec<Entry> {
@@ -34,15 +38,18 @@ fn matrices() -> Vec<Entry> {
     ];
     let large: [[&[usize]; 2]; 1] = [[&[33, 20], &[20, 17]]];
     vec![
-        two("Tensor::matmul", &any, |a, b| a.matmul(b)),
-        two("Tensor::matmul", &large, |a, b| a.matmul(b)).with("larger").slack(4.0),
-        two("Tensor::mm", &[[&[2, 3], &[3, 2]], [&[1, 1], &[1, 1]]], |a, b| a.mm(b)),
-        two("Tensor::bmm", &[[&[2, 2, 3], &[2, 3, 2]], [&[0, 2, 3], &[0, 3, 2]]], |a, b| a.bmm(b)),
-        two("Tensor::mv", &[[&[2, 3], &[3]]], |a, b| a.mv(b)),
-        two("Tensor::dot", &[[&[3], &[3]]], |a, b| a.dot(b)),
-        two("Tensor::outer", &[[&[2], &[3]], [&[0], &[3]]], |a, b| a.outer(b)).of(every),
-        two("Tensor::kron", &[[&[2, 2], &[2, 1]], [&[2, 2], &[3]]], |a, b| a.kron(b)).of(every),
-        Entry::new("Tensor::trace", every, each(&[&[2, 3], &[3, 3]]), |x| x[0].trace()),
+        two("Tensor::matmul", LOW, &any, |a, b| a.matmul(b)),
+        two("Tensor::matmul", LOW, &large, |a, b| a.matmul(b)).with("larger").slack(4.0),
+        two("Tensor::mm", LOW, &[[&[2, 3], &[3, 2]], [&[1, 1], &[1, 1]]], |a, b| a.mm(b)),
+        two("Tensor::bmm", LOW, &[[&[2, 2, 3], &[2, 3, 2]], [&[0, 2, 3], &[0, 3, 2]]], |a, b| {
+            a.bmm(b)
+        }),
+        two("Tensor::mv", LOW_ON_GPU, &[[&[2, 3], &[3]]], |a, b| a.mv(b)),
+        two("Tensor::dot", WIDEST_ON_GPU, &[[&[3], &[3]]], |a, b| a.dot(b)),
+        two("Tensor::outer", KEEP, &[[&[2], &[3]], [&[0], &[3]]], |a, b| a.outer(b)).of(every),
+        two("Tensor::kron", KEEP, &[[&[2, 2], &[2, 1]], [&[2, 2], &[3]]], |a, b| a.kron(b))
+            .of(every),
+        Entry::new("Tensor::trace", F32, every, each(&[&[2, 3], &[3, 3]]), |x| x[0].trace()),
     ]
 }
 
@@ -58,35 +65,36 @@ fn added() -> Vec<Entry> {
     let layers =
         || three(&[[&[2, 2, 3], &[2, 3], &[2]], [&[3], &[2, 3], &[2]], [&[0, 3], &[2, 3], &[2]]]);
     vec![
-        Entry::new("Tensor::addmm", floats, mm(), |x| {
+        Entry::new("Tensor::addmm", LOW, floats, mm(), |x| {
             x[0].addmm(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0))
         }),
-        Entry::new("Tensor::baddbmm", floats, bmm(), |x| {
+        Entry::new("Tensor::baddbmm", LOW, floats, bmm(), |x| {
             x[0].baddbmm(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0))
         }),
-        Entry::new("Tensor::addmv", floats, mv(), |x| {
+        Entry::new("Tensor::addmv", LOW_ON_GPU, floats, mv(), |x| {
             x[0].addmv(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0))
         }),
-        Entry::new("Tensor::addmm", numbers, mm(), |x| {
+        Entry::new("Tensor::addmm", LOW, numbers, mm(), |x| {
             x[0].addmm(&x[1], &x[2], AddmmOptions::new().beta(2).alpha(3))
         })
         .with("integers"),
-        Entry::new("Tensor::addmm_", floats, whole(), |x| {
+        Entry::new("Tensor::addmm_", KEEP, floats, whole(), |x| {
             on_copy(x, |t| t.addmm_(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0)))
         }),
-        Entry::new("Tensor::baddbmm_", floats, bmm(), |x| {
+        Entry::new("Tensor::baddbmm_", KEEP, floats, bmm(), |x| {
             on_copy(x, |t| t.baddbmm_(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0)))
         }),
-        Entry::new("Tensor::addmv_", floats, mv(), |x| {
+        Entry::new("Tensor::addmv_", KEEP, floats, mv(), |x| {
             on_copy(x, |t| t.addmv_(&x[1], &x[2], AddmmOptions::new().beta(0.5).alpha(2.0)))
         }),
-        Entry::new("functional::linear", numbers, layers(), |x| linear(&x[0], &x[1], &x[2])),
-        Entry::new("functional::linear", numbers, [vec![x(&[2, 3]), x(&[4, 3])]], |x| {
+        Entry::new("functional::linear", LOW, numbers, layers(), |x| linear(&x[0], &x[1], &x[2])),
+        Entry::new("functional::linear", LOW, numbers, [vec![x(&[2, 3]), x(&[4, 3])]], |x| {
             linear(&x[0], &x[1], None)
         })
         .with("without bias"),
         Entry::new(
             "functional::bilinear",
+            WIDEST_ON_GPU,
             numbers,
             [vec![x(&[3, 2]), x(&[3, 4]), x(&[2, 2, 4]), x(&[2])]],
             |x| bilinear(&x[0], &x[1], &x[2], &x[3]),
@@ -95,18 +103,20 @@ fn added() -> Vec<Entry> {
 }
 
 fn contracted() -> Vec<Entry> {
-    let sum = |equation: &'static str, sizes: &[&[usize]]| {
+    let sum = |equation: &'static str, category, sizes: &[&[usize]]| {
         let sample: Vec<Arg> = sizes.iter().map(|sizes| x(sizes)).collect();
-        Entry::new("einsum", numbers, [sample], move |x: &[Tensor]| einsum(equation, x))
+        Entry::new("einsum", category, numbers, [sample], move |x: &[Tensor]| einsum(equation, x))
             .with(equation)
     };
+    // On the CPU, PyTorch's list has the inner matrix product, but not `tensordot`.
+    let contraction = [Policy::Widest, Policy::Low];
     vec![
-        sum("ij,jk,k->ik", &[&[2, 3], &[3, 2], &[2]]),
-        sum("ii->i", &[&[3, 3]]).of(every),
-        sum("bii,ij,b->jb", &[&[2, 3, 3], &[3, 4], &[2]]),
-        sum("...ij,ij", &[&[2, 3, 4], &[3, 4]]),
-        two("Tensor::tensordot", &[[&[2, 3], &[3, 2]]], |a, b| a.tensordot(b, 1)),
-        two("Tensor::tensordot", &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot(b, (1, 1)))
+        sum("ij,jk,k->ik", LOW_ON_GPU, &[&[2, 3], &[3, 2], &[2]]),
+        sum("ii->i", LOW_ON_GPU, &[&[3, 3]]).of(every),
+        sum("bii,ij,b->jb", LOW_ON_GPU, &[&[2, 3, 3], &[3, 4], &[2]]),
+        sum("...ij,ij", LOW, &[&[2, 3, 4], &[3, 4]]),
+        two("Tensor::tensordot", contraction, &[[&[2, 3], &[3, 2]]], |a, b| a.tensordot(b, 1)),
+        two("Tensor::tensordot", contraction, &[[&[2, 3], &[4, 3]]], |a, b| a.tensordot(b, (1, 1)))
             .with("a dimension of each"),
     ]
 }

@@ -3,7 +3,7 @@
 use warpline::functional::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 use warpline::{DType, Device, Result, Tensor, manual_seed, rand, randint, randn, randperm};
 
-use super::entry::{Entry, every, floats, numbers};
+use super::entry::{Entry, KEEP, every, floats, numbers};
 use super::in_place::on_copy;
 use super::sample::{positive, x};
 
@@ -16,7 +16,7 @@ fn of(
     call: fn(&Tensor, (DType, Device)) -> Result<Tensor>,
 ) -> Entry {
     let call = move |x: &[Tensor]| call(&x[0], (x[0].dtype(), x[0].device()));
-    Entry::new(name, takes, [vec![x(&[2, 3])]], call).constant(CONSTANT).differs(RANDOM)
+    Entry::new(name, KEEP, takes, [vec![x(&[2, 3])]], call).constant(CONSTANT).differs(RANDOM)
 }
 
 pub(super) fn entries() -> Vec<Entry> {
@@ -31,7 +31,7 @@ pub(super) fn entries() -> Vec<Entry> {
     entries.extend(in_place());
     entries.extend(dropouts());
     entries.push(
-        Entry::new("Tensor::multinomial", floats, [vec![positive(&[4])]], |x| {
+        Entry::new("Tensor::multinomial", KEEP, floats, [vec![positive(&[4])]], |x| {
             x[0].multinomial(3, true)
         })
         .constant("the results are indices")
@@ -48,7 +48,7 @@ fn in_place() -> Vec<Entry> {
             manual_seed(7);
             on_copy(x, call)
         };
-        Entry::new(name, takes, [vec![x(&[2, 3])]], seeded).differs(RANDOM)
+        Entry::new(name, KEEP, takes, [vec![x(&[2, 3])]], seeded).differs(RANDOM)
     };
     vec![
         of("Tensor::normal_", floats, |t| t.normal_(())),
@@ -66,7 +66,7 @@ fn dropouts() -> Vec<Entry> {
                 manual_seed(7);
                 call(&x[0])
             };
-            Entry::new(name, takes, [vec![x(sizes)]], seeded)
+            Entry::new(name, KEEP, takes, [vec![x(sizes)]], seeded)
         };
     vec![
         of("functional::dropout", floats, &[2, 3], |x| dropout(x, 0.4)).differs(RANDOM),

@@ -3,7 +3,7 @@
 use warpline::ScatterReduce;
 use warpline::Tensor;
 
-use super::entry::{Entry, every};
+use super::entry::{Entry, KEEP, WIDEST_ON_GPU, every};
 use super::in_place::on_copy;
 use super::sample::{Arg, indices, x};
 
@@ -19,15 +19,17 @@ fn repeated() -> [Vec<Arg>; 1] {
 
 pub(super) fn entries() -> Vec<Entry> {
     let mut entries = vec![
-        Entry::new("Tensor::scatter", every, distinct(), |x| x[0].scatter(0, &x[1], &x[2])),
-        Entry::new("Tensor::scatter", every, repeated(), |x| x[0].scatter(0, &x[1], 1))
+        Entry::new("Tensor::scatter", KEEP, every, distinct(), |x| x[0].scatter(0, &x[1], &x[2])),
+        Entry::new("Tensor::scatter", KEEP, every, repeated(), |x| x[0].scatter(0, &x[1], 1))
             .with("number")
             .only(&[0], "the number is the source"),
-        Entry::new("Tensor::scatter_", every, distinct(), |x| {
+        Entry::new("Tensor::scatter_", KEEP, every, distinct(), |x| {
             on_copy(x, |t| t.scatter_(0, &x[1], &x[2]))
         }),
-        Entry::new("Tensor::scatter_add", every, repeated(), |x| x[0].scatter_add(0, &x[1], &x[2])),
-        Entry::new("Tensor::scatter_add_", every, repeated(), |x| {
+        Entry::new("Tensor::scatter_add", WIDEST_ON_GPU, every, repeated(), |x| {
+            x[0].scatter_add(0, &x[1], &x[2])
+        }),
+        Entry::new("Tensor::scatter_add_", KEEP, every, repeated(), |x| {
             on_copy(x, |t| t.scatter_add_(0, &x[1], &x[2]))
         }),
     ];
@@ -46,8 +48,10 @@ pub(super) fn entries() -> Vec<Entry> {
                 on_copy(x, |t| t.scatter_reduce_(0, &x[1], &x[2], reduce, include_self))
             };
             entries.extend([
-                Entry::new("Tensor::scatter_reduce", every, repeated(), call).with(variant.clone()),
-                Entry::new("Tensor::scatter_reduce_", every, repeated(), in_place).with(variant),
+                Entry::new("Tensor::scatter_reduce", KEEP, every, repeated(), call)
+                    .with(variant.clone()),
+                Entry::new("Tensor::scatter_reduce_", KEEP, every, repeated(), in_place)
+                    .with(variant),
             ]);
         }
     }

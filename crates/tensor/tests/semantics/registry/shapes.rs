@@ -5,12 +5,12 @@ use warpline::{
     meshgrid, stack, vstack, zeros,
 };
 
-use super::entry::{Entry, Results, every};
+use super::entry::{Entry, KEEP, Results, every};
 use super::in_place::on_copy;
 use super::sample::{each, x};
 
 fn of<R: Results>(name: &'static str, sizes: &[&[usize]], call: fn(&Tensor) -> Result<R>) -> Entry {
-    Entry::new(name, every, each(sizes), move |x: &[Tensor]| call(&x[0]))
+    Entry::new(name, KEEP, every, each(sizes), move |x: &[Tensor]| call(&x[0]))
 }
 
 pub(super) fn entries() -> Vec<Entry> {
@@ -65,8 +65,8 @@ fn strided() -> Vec<Entry> {
         }),
         of("Tensor::tril", &[&[3, 3], &[2, 3, 4]], |x| x.tril(0)),
         of("Tensor::triu", &[&[3, 3], &[2, 3, 4]], |x| x.triu(1)),
-        Entry::new("Tensor::tril_", every, each(&[&[3, 3]]), |x| on_copy(x, |t| t.tril_(0))),
-        Entry::new("Tensor::triu_", every, each(&[&[3, 3]]), |x| on_copy(x, |t| t.triu_(1))),
+        Entry::new("Tensor::tril_", KEEP, every, each(&[&[3, 3]]), |x| on_copy(x, |t| t.tril_(0))),
+        Entry::new("Tensor::triu_", KEEP, every, each(&[&[3, 3]]), |x| on_copy(x, |t| t.triu_(1))),
     ]
 }
 
@@ -84,18 +84,18 @@ fn parts() -> Vec<Entry> {
 fn joined() -> Vec<Entry> {
     let two = |a: &[usize], b: &[usize]| [vec![x(a), x(b)]];
     vec![
-        Entry::new("cat", every, two(&[2, 3], &[2, 1]), |x: &[Tensor]| {
+        Entry::new("cat", KEEP, every, two(&[2, 3], &[2, 1]), |x: &[Tensor]| {
             cat(&[&x[0], &x[1], &x[0]], 1)
         }),
-        Entry::new("Tensor::cat", every, two(&[2, 3], &[0, 3]), |x| Tensor::cat(x, 0)),
-        Entry::new("stack", every, two(&[2, 3], &[2, 3]), |x| stack(x, 1)),
-        Entry::new("Tensor::stack", every, two(&[], &[]), |x| Tensor::stack(x, 0)),
-        Entry::new("hstack", every, two(&[2, 3], &[2, 1]), |x| hstack(x)),
-        Entry::new("vstack", every, two(&[2, 3], &[3]), |x| vstack(x)),
-        Entry::new("dstack", every, two(&[2, 3], &[2, 3]), |x| dstack(x)),
-        Entry::new("block_diag", every, two(&[2, 3], &[1, 2]), |x| block_diag(x)),
-        Entry::new("meshgrid", every, two(&[2], &[3]), |x| meshgrid(x, MeshIndexing::Ij)),
-        Entry::new("meshgrid", every, two(&[2], &[3]), |x| meshgrid(x, MeshIndexing::Xy))
+        Entry::new("Tensor::cat", KEEP, every, two(&[2, 3], &[0, 3]), |x| Tensor::cat(x, 0)),
+        Entry::new("stack", KEEP, every, two(&[2, 3], &[2, 3]), |x| stack(x, 1)),
+        Entry::new("Tensor::stack", KEEP, every, two(&[], &[]), |x| Tensor::stack(x, 0)),
+        Entry::new("hstack", KEEP, every, two(&[2, 3], &[2, 1]), |x| hstack(x)),
+        Entry::new("vstack", KEEP, every, two(&[2, 3], &[3]), |x| vstack(x)),
+        Entry::new("dstack", KEEP, every, two(&[2, 3], &[2, 3]), |x| dstack(x)),
+        Entry::new("block_diag", KEEP, every, two(&[2, 3], &[1, 2]), |x| block_diag(x)),
+        Entry::new("meshgrid", KEEP, every, two(&[2], &[3]), |x| meshgrid(x, MeshIndexing::Ij)),
+        Entry::new("meshgrid", KEEP, every, two(&[2], &[3]), |x| meshgrid(x, MeshIndexing::Xy))
             .with("xy"),
     ]
 }

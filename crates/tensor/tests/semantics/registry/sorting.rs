@@ -2,7 +2,7 @@
 
 use warpline::{SortOptions, TopkOptions, UniqueOptions, isin, searchsorted};
 
-use super::entry::{Entry, every, numbers};
+use super::entry::{Entry, KEEP, every, numbers};
 use super::sample::{Arg, ascending, each, x};
 
 const INDICES: &str = "the results are indices";
@@ -21,26 +21,28 @@ pub(super) fn entries() -> Vec<Entry> {
 fn sorted() -> Vec<Entry> {
     let with_empty = || each(&[&[2, 3], &[3, 4, 2], &[2, 0], &[1]]);
     vec![
-        Entry::new("Tensor::sort", every, with_empty(), |x| x[0].sort(())),
-        Entry::new("Tensor::sort", every, matrices(), |x| {
+        Entry::new("Tensor::sort", KEEP, every, with_empty(), |x| x[0].sort(())),
+        Entry::new("Tensor::sort", KEEP, every, matrices(), |x| {
             x[0].sort(SortOptions::new().dim(1).descending(true))
         })
         .with("descending"),
-        Entry::new("Tensor::argsort", every, with_empty(), |x| {
+        Entry::new("Tensor::argsort", KEEP, every, with_empty(), |x| {
             x[0].argsort(SortOptions::new().descending(true))
         })
         .constant(INDICES),
-        Entry::new("Tensor::msort", every, matrices(), |x| x[0].msort()),
-        Entry::new("Tensor::topk", every, matrices(), |x| x[0].topk(2, 1)),
-        Entry::new("Tensor::topk", every, matrices(), |x| {
+        Entry::new("Tensor::msort", KEEP, every, matrices(), |x| x[0].msort()),
+        Entry::new("Tensor::topk", KEEP, every, matrices(), |x| x[0].topk(2, 1)),
+        Entry::new("Tensor::topk", KEEP, every, matrices(), |x| {
             x[0].topk(1, TopkOptions::new().dim(1).largest(false))
         })
         .with("least"),
-        Entry::new("Tensor::kthvalue", every, matrices(), |x| x[0].kthvalue(2, 1)),
-        Entry::new("Tensor::kthvalue_keepdim", every, matrices(), |x| x[0].kthvalue_keepdim(2, 1)),
-        Entry::new("Tensor::median", every, matrices(), |x| x[0].median(1)),
-        Entry::new("Tensor::median_keepdim", every, matrices(), |x| x[0].median_keepdim(1)),
-        Entry::new("Tensor::median_all", every, matrices(), |x| x[0].median_all()),
+        Entry::new("Tensor::kthvalue", KEEP, every, matrices(), |x| x[0].kthvalue(2, 1)),
+        Entry::new("Tensor::kthvalue_keepdim", KEEP, every, matrices(), |x| {
+            x[0].kthvalue_keepdim(2, 1)
+        }),
+        Entry::new("Tensor::median", KEEP, every, matrices(), |x| x[0].median(1)),
+        Entry::new("Tensor::median_keepdim", KEEP, every, matrices(), |x| x[0].median_keepdim(1)),
+        Entry::new("Tensor::median_all", KEEP, every, matrices(), |x| x[0].median_all()),
     ]
 }
 
@@ -48,22 +50,22 @@ fn searched() -> Vec<Entry> {
     let places = || vec![vec![ascending(&[4]), x(&[2, 3])], vec![ascending(&[2, 4]), x(&[2, 3])]];
     let unique = "PyTorch has no gradient of `unique`";
     vec![
-        Entry::new("searchsorted", numbers, places(), |x| searchsorted(&x[0], &x[1], ()))
+        Entry::new("searchsorted", KEEP, numbers, places(), |x| searchsorted(&x[0], &x[1], ()))
             .constant(INDICES),
-        Entry::new("searchsorted", numbers, places(), |x| searchsorted(&x[0], &x[1], true))
+        Entry::new("searchsorted", KEEP, numbers, places(), |x| searchsorted(&x[0], &x[1], true))
             .with("right")
             .constant(INDICES),
-        Entry::new("Tensor::bucketize", numbers, [vec![x(&[2, 3]), ascending(&[4])]], |x| {
+        Entry::new("Tensor::bucketize", KEEP, numbers, [vec![x(&[2, 3]), ascending(&[4])]], |x| {
             x[0].bucketize(&x[1], ())
         })
         .constant(INDICES),
-        Entry::new("isin", every, [vec![x(&[2, 3]), x(&[4])]], |x| isin(&x[0], &x[1]))
+        Entry::new("isin", KEEP, every, [vec![x(&[2, 3]), x(&[4])]], |x| isin(&x[0], &x[1]))
             .constant("the result is of bools"),
-        Entry::new("Tensor::unique", every, each(&[&[7], &[2, 3], &[0]]), |x| {
+        Entry::new("Tensor::unique", KEEP, every, each(&[&[7], &[2, 3], &[0]]), |x| {
             x[0].unique(UniqueOptions::new().return_inverse(true).return_counts(true))
         })
         .constant(unique),
-        Entry::new("Tensor::unique_consecutive", every, each(&[&[7], &[2, 3], &[0]]), |x| {
+        Entry::new("Tensor::unique_consecutive", KEEP, every, each(&[&[7], &[2, 3], &[0]]), |x| {
             x[0].unique_consecutive(UniqueOptions::new().return_inverse(true).return_counts(true))
         })
         .constant(unique),
@@ -72,11 +74,11 @@ fn searched() -> Vec<Entry> {
 
 fn turned() -> Vec<Entry> {
     vec![
-        Entry::new("Tensor::flip", every, matrices(), |x| x[0].flip([0, 1])),
-        Entry::new("Tensor::fliplr", every, matrices(), |x| x[0].fliplr()),
-        Entry::new("Tensor::flipud", every, matrices(), |x| x[0].flipud()),
-        Entry::new("Tensor::roll", every, matrices(), |x| x[0].roll([1, 2], [0, 1])),
-        Entry::new("Tensor::roll", every, matrices(), |x| x[0].roll(2, ())).with("of all"),
-        Entry::new("Tensor::rot90", every, matrices(), |x| x[0].rot90(())),
+        Entry::new("Tensor::flip", KEEP, every, matrices(), |x| x[0].flip([0, 1])),
+        Entry::new("Tensor::fliplr", KEEP, every, matrices(), |x| x[0].fliplr()),
+        Entry::new("Tensor::flipud", KEEP, every, matrices(), |x| x[0].flipud()),
+        Entry::new("Tensor::roll", KEEP, every, matrices(), |x| x[0].roll([1, 2], [0, 1])),
+        Entry::new("Tensor::roll", KEEP, every, matrices(), |x| x[0].roll(2, ())).with("of all"),
+        Entry::new("Tensor::rot90", KEEP, every, matrices(), |x| x[0].rot90(())),
     ]
 }

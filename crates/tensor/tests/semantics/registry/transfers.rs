@@ -4,11 +4,11 @@ use warpline::autograd::GradcheckOptions;
 use warpline::cuda::is_available;
 use warpline::{DType, Device, Result, Tensor};
 
-use super::entry::{Entry, every};
+use super::entry::{Entry, KEEP, every};
 use super::sample::{each, x};
 
 fn of(name: &'static str, call: fn(&Tensor) -> Result<Tensor>) -> Entry {
-    Entry::new(name, every, each(&[&[2, 3], &[], &[0, 3]]), move |x: &[Tensor]| call(&x[0]))
+    Entry::new(name, KEEP, every, each(&[&[2, 3], &[], &[0, 3]]), move |x: &[Tensor]| call(&x[0]))
 }
 
 pub(super) fn entries() -> Vec<Entry> {
@@ -31,7 +31,8 @@ pub(super) fn entries() -> Vec<Entry> {
         let call = move |x: &[Tensor]| x[0].to(dtype);
         // `eps` is large, because half-width floats represent only large differences.
         let options = GradcheckOptions { eps: 0.25, atol: 0.02, rtol: 0.0 };
-        let entry = Entry::new("Tensor::to", every, [vec![x(&[2, 3])]], call).with(dtype.name());
+        let entry =
+            Entry::new("Tensor::to", KEEP, every, [vec![x(&[2, 3])]], call).with(dtype.name());
         entries.push(if dtype.is_float() {
             entry.differences(options)
         } else {
