@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use warpline::functional::linear;
 use warpline::{Runtime, RuntimeConfig, empty, with_runtime};
 use warpline_cuda_sys_safe::null::NullDriver;
 
@@ -16,6 +17,10 @@ fn dispatch(c: &mut Criterion) {
         c.bench_function("dispatch/add_scalar", |bench| bench.iter(|| (&a + 1.0).expect("a sum")));
         c.bench_function("dispatch/add_", |bench| {
             bench.iter(|| a.add_(&b).map(|_| ()).expect("in place"));
+        });
+        let (x, w) = (empty([2, 4], "cuda").expect("x"), empty([4, 4], "cuda").expect("w"));
+        c.bench_function("dispatch/linear", |bench| {
+            bench.iter(|| linear(&x, &w, &a).expect("a product"));
         });
         c.bench_function("dispatch/view", |bench| {
             bench.iter(|| a.view([2, 2]).expect("a view"));

@@ -9,7 +9,7 @@ use warpline_cuda_sys_safe::HostLaunch;
 use warpline_runtime::host::{
     GRAIN, HostElement, LANES, Number, SharedPtr, load, parallel_for, rows, store,
 };
-use warpline_runtime::iter::{HostLoop, Index, Variant};
+use warpline_runtime::iter::{Flat, HostLoop, Index, Space, Variant};
 use warpline_runtime::module::Program;
 use warpline_runtime::{DType, dispatch};
 
@@ -200,6 +200,17 @@ where
 {
     const VARIANT: &'static str = T::DTYPE.suffix();
 
+    unsafe fn flat(launch: &HostLaunch<'_>, space: &Flat, numbers: &Numbers<I>) {
+        // SAFETY: the caller guarantees that the operands have the dtypes in `numbers` and the
+        // elements of `space`.
+        unsafe {
+            if is_in_place::<T, O, I>(numbers) {
+                return in_place::<T, O, I>(launch, space.numel as usize, F::run);
+            }
+            over::<T, O, I, N>(launch, &space.index(), *numbers, F::run);
+        }
+    }
+
     unsafe fn strided(launch: &HostLaunch<'_>, index: &Index<N>, numbers: &Numbers<I>) {
         // SAFETY: the caller guarantees that the operands have the dtypes in `numbers` and the
         // elements of `index`.
@@ -212,6 +223,32 @@ where
 pub(super) const SLICE: usize = 32 * LANES;
 
 const _: () = assert!(SLICE == 512, "the documentation of `slices` has this number");
+
+/// Returns whether the loop can use the memory of all operands as it is.
+fn is_in_place<T: HostElement, O: HostElement, const I: usize>(numbers: &Numbers<I>) -> bool {
+    let is_own = |k| numbers.code(k) == if k < I { T::DTYPE } else { O::DTYPE } as u32;
+    is_plain::<T>() && is_plain::<O>() && (0..=I).all(is_own)
+}
+
+/// Runs the loop over contiguous operands, for which [`is_in_place`] holds.
+///
+/// # Safety
+/// The launch has `I` operands with `numel` elements of `T`, then the result with as many elements of `O`. No other
+/// thread writes to these elements.
+unsafe fn in_place<T: HostElement, O: HostElement, const I: usize>(
+    launch: &HostLaunch<'_>,
+    numel: usize,
+    f: unsafe fn([*const T::Compute; I], *mut O::Compute, usize),
+) {
+    let memory: [SharedPtr<T>; I] = from_fn(|k| SharedPtr::operand(launch, k));
+    let result = SharedPtr::<O>::operand(launch, I);
+    parallel_for(launch.parallel, numel, GRAIN, |range| {
+        let first = range.start as isize;
+        let inputs = memory.map(|memory| memory.at(first).cast_const().cast());
+        // SAFETY: the caller guarantees that there are `numel` elements. Ranges of different threads are disjoint.
+        unsafe { f(inputs, result.at(first).cast(), range.len()) }
+    });
+}
 
 /// Runs the loop. It is compiled once for all ops of these types.
 ///
@@ -231,9 +268,9 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
     parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
         let mut inputs: [Reader<T>; I] = from_fn(|k| {
             let number = numbers.number(k).map(T::Compute::from_bits);
-            Reader::new(memory[k], strides[k], numbers.dtype(k), number)
+            Reader::new(memory[k], strides[k], numbers.dtype(k), number, range.len())
         });
-        let mut out = Writer::new(result, strides[N - 1], numbers.dtype(I));
+        let mut out = Writer::new(result, strides[N - 1], numbers.dtype(I), range.len());
         let in_place = out.in_place && inputs.iter().all(|input| input.in_place);
         rows(index, range, |at, n| {
             let step = if in_place { n.max(1) } else { SLICE };
@@ -241,7 +278,8 @@ unsafe fn over<T: HostElement, O: HostElement, const I: usize, const N: usize>(
                 let n = step.min(n - first);
                 let offset = |k: usize| at[k] + first as isize * strides[k];
                 // SAFETY: the caller guarantees that the operands have the elements of the row.
-                // Without `in_place`, `n` is at most the size of a buffer.
+                // `n` is at most the size of the range and, without
+                // `in_place`, of a slice.
                 unsafe {
                     let values = from_fn(|k| inputs[k].read(offset(k), n));
                     f(values, out.results(offset(N - 1)), n);
@@ -270,24 +308,29 @@ pub(super) struct Reader<T: HostElement> {
     in_place: bool,
     is_number: bool,
     read: Read<T::Compute>,
-    buffer: [T::Compute; SLICE],
+    /// Converted elements, or the number. Empty if memory is used without a copy.
+    buffer: Vec<T::Compute>,
 }
 
 impl<T: HostElement> Reader<T> {
+    /// Creates the reader of at most `numel` elements.
     pub(super) fn new(
         memory: SharedPtr<T>,
         stride: isize,
         dtype: DType,
         number: Option<T::Compute>,
+        numel: usize,
     ) -> Self {
         let own = dtype == T::DTYPE;
+        let in_place = own && is_plain::<T>() && stride == 1 && number.is_none();
+        let length = if in_place { 0 } else { SLICE.min(numel) };
         Self {
             memory,
             stride,
-            in_place: own && is_plain::<T>() && stride == 1 && number.is_none(),
+            in_place,
             is_number: number.is_some(),
             read: if own { read_own::<T> } else { dispatch!(dtype, all S => read_as::<S, T>) },
-            buffer: [number.unwrap_or(T::Compute::from_bits(0)); SLICE],
+            buffer: vec![number.unwrap_or(T::Compute::from_bits(0)); length],
         }
     }
 
@@ -296,7 +339,8 @@ impl<T: HostElement> Reader<T> {
     /// # Safety
     /// From `offset` on, the memory has `n` elements of the dtype that was passed to `new`. No
     /// thread writes these elements while the result is used. `n` is at most [`SLICE`], unless
-    /// `in_place` is set. Numbers need no memory.
+    /// `in_place` is set, and at most the number of elements that was passed to `new`. Numbers need
+    /// no memory.
     pub(super) unsafe fn read(&mut self, offset: isize, n: usize) -> *const T::Compute {
         if self.in_place {
             return self.memory.at(offset).cast();
@@ -416,18 +460,22 @@ pub(super) struct Writer<O: HostElement> {
     stride: isize,
     in_place: bool,
     write: Write<O::Compute>,
-    buffer: [O::Compute; SLICE],
+    /// Results before their conversion. Empty if memory is used without a copy.
+    buffer: Vec<O::Compute>,
 }
 
 impl<O: HostElement> Writer<O> {
-    pub(super) fn new(memory: SharedPtr<O>, stride: isize, dtype: DType) -> Self {
+    /// Creates the writer of at most `numel` elements.
+    pub(super) fn new(memory: SharedPtr<O>, stride: isize, dtype: DType, numel: usize) -> Self {
         let own = dtype == O::DTYPE;
+        let in_place = own && is_plain::<O>() && stride == 1;
+        let length = if in_place { 0 } else { SLICE.min(numel) };
         Self {
             memory,
             stride,
-            in_place: own && is_plain::<O>() && stride == 1,
+            in_place,
             write: if own { write_own::<O> } else { dispatch!(dtype, all D => write_as::<D, O>) },
-            buffer: [O::Compute::from_bits(0); SLICE],
+            buffer: vec![O::Compute::from_bits(0); length],
         }
     }
 
@@ -442,7 +490,7 @@ impl<O: HostElement> Writer<O> {
     /// # Safety
     /// From `offset` on, the memory has `n` elements of the dtype that was passed to `new`. No
     /// other thread accesses these elements during the call. `n` is at most [`SLICE`], unless
-    /// `in_place` is set.
+    /// `in_place` is set, and at most the number of elements that was passed to `new`.
     pub(super) unsafe fn write(&mut self, offset: isize, n: usize) {
         if !self.in_place {
             // SAFETY: the caller guarantees that there are `n` elements, of the dtype that `write`

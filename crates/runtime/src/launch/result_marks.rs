@@ -228,6 +228,7 @@ impl WrittenBytes {
 pub(super) fn wait_for_host(touch: &Touch<'_>) -> Result<()> {
     let waited = touch.storage.wait_for_host(touch.access.writes());
     if touch.access.reads()
+        && touch.storage.is_marked()
         && let Some((bytes, _)) = touch.extent()
     {
         touch.storage.check_marks(bytes)?;

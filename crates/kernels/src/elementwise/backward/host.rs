@@ -63,11 +63,11 @@ unsafe fn over<T: HostElement, const I: usize, const N: usize>(
     parallel_for(launch.parallel, index.numel(), GRAIN, |range| {
         let mut inputs: [Reader<T>; I] = std::array::from_fn(|k| {
             let number = numbers.number(k).map(T::Compute::from_bits);
-            Reader::new(memory[k], strides[k], numbers.dtype(k), number)
+            Reader::new(memory[k], strides[k], numbers.dtype(k), number, range.len())
         });
         let mut outs: Vec<Writer<T>> = results
             .iter()
-            .map(|&(k, ..)| Writer::new(memory[k], strides[k], numbers.dtype(k)))
+            .map(|&(k, ..)| Writer::new(memory[k], strides[k], numbers.dtype(k), range.len()))
             .collect();
         let zero = T::Compute::from_bits(0);
         let mut buffers: Vec<Slice<T>> = vec![[zero; SLICE]; formula.steps().len()];
