@@ -206,8 +206,13 @@ fn zeroed(bytes: usize) -> Result<(NonNull<u8>, Layout)> {
     let layout = layout.ok_or_else(|| refused(bytes, "the size overflows the address space"))?;
     // SAFETY: the layout's size is not zero.
     let start = unsafe {
-        // For small memory, zeroing is faster than `alloc_zeroed`, which passes by the heap's cache of the thread.
-        if bytes < SMALL { std::alloc::alloc(layout) } else { std::alloc::alloc_zeroed(layout) }
+        if bytes < SMALL {
+            // The heap's cache of the thread serves `alloc`, but not `alloc_zeroed`, into which the compiler would turn
+            // an allocation with zeroing.
+            std::hint::black_box(std::alloc::alloc(layout))
+        } else {
+            std::alloc::alloc_zeroed(layout)
+        }
     };
     let start = NonNull::new(start).ok_or_else(|| refused(bytes, "the system is out of memory"))?;
     if bytes < SMALL {

@@ -250,9 +250,39 @@ impl<A: CudaType + Pod, const N: usize> Kernels<A, N> {
                 }
             }
         }
-        launch::check_in_place(site.op, &variant.operands(views, untouched))?;
+        let operands = variant.operands(views, untouched);
+        if converting.is_none()
+            && variant.results == 1
+            && let Some(numel) = alike_elements(&views)
+            && variant.is_aligned(&views)
+        {
+            // SAFETY: the views have `numel` elements of the variant's dtypes. `alike_elements` makes the checks below.
+            return unsafe { variant.launch_flat(target, site, &operands, numel, args) };
+        }
+        launch::check_in_place(site.op, &operands)?;
         variant.launch(target, site, views, untouched, converting, args)
     }
+}
+
+/// Returns the number of elements of views with the same sizes if it is from 1 to 2³¹ - 1, all views are row-major and
+/// lie in their storages, and each view either is the last one or lies in another storage. Most launches have such
+/// views, which need neither [`launch::check_in_place`] nor an [`IterPlan`].
+fn alike_elements<const N: usize>(views: &[View<'_>; N]) -> Option<usize> {
+    let result = views[N - 1];
+    let numel = result.numel();
+    let is_alike = |view: &View<'_>| {
+        let (offset, item) = (view.layout.offset(), view.dtype.size());
+        let is_inside = offset
+            .checked_add(numel)
+            .and_then(|end| end.checked_mul(item))
+            .is_some_and(|end| end <= view.storage.bytes());
+        view.strides() == result.strides()
+            && is_inside
+            && (!view.storage.same_as(result.storage)
+                || offset == result.layout.offset() && item == result.dtype.size())
+    };
+    let fits = (1..=i32::MAX as usize).contains(&numel) && result.layout.is_contiguous();
+    (fits && views.iter().all(is_alike)).then_some(numel)
 }
 
 impl<A: CudaType + Pod, const N: usize> Variant<A, N> {
@@ -289,26 +319,43 @@ impl<A: CudaType + Pod, const N: usize> Variant<A, N> {
             });
         }
         let operands = &self.operands(views, untouched);
-        let Widths { vector, run } = self.widths;
         if let Some(converting) = converting {
             let index = plan.index(site.op)?;
             // SAFETY: `index` covers the elements of the views. The caller has checked the views.
             return unsafe { self.enqueue(target, site, converting, operands, index, args, numel) };
         }
-        let aligned = |v: &View<'_>| v.layout.offset().is_multiple_of(vector);
-        if plan.is_contiguous() && views.iter().all(aligned) {
-            // The number of elements is below 2³¹, because the plan fits.
-            let space = Flat { numel: numel as u32 };
-            let threads = numel.div_ceil(vector);
-            // SAFETY: `space` covers the elements of the views. The caller has checked the views.
-            return unsafe {
-                self.enqueue(target, site, self.flat, operands, space, args, threads)
-            };
+        if plan.is_contiguous() && self.is_aligned(&views) {
+            // SAFETY: the views have `numel` elements, fewer than 2³¹ because the plan fits. The caller has checked them.
+            return unsafe { self.launch_flat(target, site, operands, numel, args) };
         }
-        let index = plan.in_runs(site.op, run, views[N - 1].layout.offset())?;
+        let index = plan.in_runs(site.op, self.widths.run, views[N - 1].layout.offset())?;
         let threads = index.runs().threads();
         // SAFETY: `index` covers the elements of the views. The caller has checked the views.
         unsafe { self.enqueue(target, site, self.strided, operands, index, args, threads) }
+    }
+
+    /// Returns whether the views begin at whole vectors.
+    fn is_aligned(&self, views: &[View<'_>; N]) -> bool {
+        views.iter().all(|view| view.layout.offset().is_multiple_of(self.widths.vector))
+    }
+
+    /// Launches the flat kernel.
+    ///
+    /// # Safety
+    /// The operands have `numel` elements of the variant's dtypes, fewer than 2³¹, are contiguous and aligned, lie in
+    /// their storages, and overlap only as the kernel allows.
+    #[track_caller]
+    unsafe fn launch_flat(
+        &self,
+        target: Target<'_>,
+        site: Site,
+        operands: &[Operand<'_>; N],
+        numel: usize,
+        args: A,
+    ) -> Result<()> {
+        let (space, threads) = (Flat { numel: numel as u32 }, numel.div_ceil(self.widths.vector));
+        // SAFETY: `space` covers the elements of the operands. The caller guarantees the rest.
+        unsafe { self.enqueue(target, site, self.flat, operands, space, args, threads) }
     }
 
     /// Launches a kernel with one thread per element, vector or run, because many short blocks keep a device busier

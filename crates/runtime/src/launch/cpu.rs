@@ -17,16 +17,17 @@ use crate::{Error, ErrorKind, IndexCheck, Operand, Result, Site, Storage, host};
 #[track_caller]
 pub(super) fn run(call: &Call<'_>) -> Result<()> {
     let site = call.site();
+    // SAFETY: `with_checked` keeps the pointers valid and locked during this call. The caller of
+    // `launch::run` guarantees that the code matches its declaration and parameters.
+    let run = |launch: &HostLaunch<'_>| unsafe { (call.host)(launch) };
+    if !call.checks_indices {
+        return with_operands(site, call.operands, call.params, run);
+    }
     let reported = LocalMailbox::default();
-    let params = call.checks_indices.then(|| reported.params(call));
-    let failed =
-        with_checked(site, call.operands, params.as_deref().unwrap_or(call.params), |launch| {
-            // SAFETY: `with_checked` keeps the pointers valid and locked during this call. The
-            // caller of `launch::run` guarantees that the code matches its declaration and
-            // parameters.
-            unsafe { (call.host)(launch) };
-            reported.failed(call)
-        })?;
+    let failed = with_checked(site, call.operands, &reported.params(call), |launch| {
+        run(launch);
+        reported.failed(call)
+    })?;
     failed.map_or(Ok(()), |failed| Err(failed.into()))
 }
 
@@ -79,11 +80,16 @@ fn with_checked(
     }
     let storages = operands.iter().map(|o| (o.view.storage, o.access.writes()));
     with_host_locks(op, storages, || {
-        for (argument, operand) in operands.iter().enumerate() {
-            check_host(&Touch::from(*operand), argument, site)?;
-        }
-        for operand in operands {
-            wait_for_host(&Touch::from(*operand))?;
+        // Nothing else is ordered with host code that uses pageable memory without marks.
+        let is_ordered =
+            !operands.iter().all(|o| o.view.storage.is_pageable() && !o.view.storage.is_marked());
+        if is_ordered {
+            for (argument, operand) in operands.iter().enumerate() {
+                check_host(&Touch::from(*operand), argument, site)?;
+            }
+            for operand in operands {
+                wait_for_host(&Touch::from(*operand))?;
+            }
         }
         for operand in operands.iter().filter(|operand| operand.access.writes()) {
             operand.view.storage.record_write();

@@ -292,6 +292,11 @@ impl Storage {
         }
     }
 
+    /// Returns whether this is pageable host memory of this process alone.
+    pub(crate) fn is_pageable(&self) -> bool {
+        matches!(self.0.memory, StorageMemory::Pageable(_))
+    }
+
     /// Returns whether this is page-locked host memory.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
@@ -369,7 +374,7 @@ impl Storage {
     /// - [`ErrorKind::Driver`] in a forked child, except for pageable memory.
     #[track_caller]
     pub(crate) fn wait_for_host(&self, write: bool) -> Result<()> {
-        if matches!(self.0.memory, StorageMemory::Pageable(_)) {
+        if self.is_pageable() {
             // No copy is pending: the thread that enqueues a copy of pageable memory waits for it.
             return Ok(());
         }

@@ -1,8 +1,9 @@
 //! Affine maps.
 
 use smallvec::SmallVec;
+use warpline_kernels::elementwise;
 use warpline_kernels::matmul::matmul;
-use warpline_runtime::{Layout, Sizes, broadcast};
+use warpline_runtime::{Layout, Sizes, View, broadcast};
 
 use crate::amp::autocast_operands;
 use crate::autograd::{Gradients, NodeInputs, OpBackward, record, saved, should_record};
@@ -126,11 +127,24 @@ fn linear_as_one_node(
     sizes[input.dim() - 1] = features;
     let exec = input.exec()?;
     let out = exec.empty(&sizes, input.dtype())?;
-    let product = out.view_with(Layout::contiguous(&[rows, features])?);
-    let (x, matrix) = (input.detach().reshape([rows, width])?, weight.detach().t()?);
-    matmul(exec.target(), x.as_view(), matrix.as_view(), product.as_view())?;
+    let flat = |tensor: &Tensor| tensor.layout().view(&[rows, width]);
+    // A layout that cannot be viewed as a matrix is copied.
+    let copy = if flat(input).is_none() { Some(input.detach().contiguous()?) } else { None };
+    let x = copy.as_ref().unwrap_or(input);
+    let Some(matrix) = flat(x) else { return Ok(None) };
+    let (columns, product) =
+        (weight.layout().transpose(0, 1)?, Layout::contiguous(&[rows, features])?);
+    matmul(exec.target(), view(x, &matrix), view(weight, &columns), view(&out, &product))?;
     if let Some(bias) = bias {
-        out.add_(&bias.detach())?;
+        let rows_of_bias = bias.layout().expand(&sizes)?;
+        let operands = [out.as_view().into(), view(bias, &rows_of_bias).into()];
+        elementwise::apply(
+            exec.target(),
+            &elementwise::ADD,
+            input.dtype(),
+            &operands,
+            out.as_view(),
+        )?;
     }
     // The bias comes first, as in PyTorch's `addmm`. The order of inputs decides the order in which gradients
     // are added.
@@ -152,6 +166,11 @@ fn linear_as_one_node(
         (_, Some(_)) => "view",
     };
     Ok(Some(record(name, out, &inputs, saved)?))
+}
+
+/// Returns the elements of a tensor at the positions of another layout.
+fn view<'a>(tensor: &'a Tensor, layout: &'a Layout) -> View<'a> {
+    View { layout, ..tensor.as_view() }
 }
 
 saved! {
