@@ -1,40 +1,69 @@
 // Products of at most sixteen rows by a matrix of contiguous columns.
 
+// Computes the address of an element before the wait. Without the statement, the compiler computes the
+// address in the loop.
+__device__ __forceinline__ u64 address(const void* at) {
+    u64 r = __cvta_generic_to_global(at);
+    asm volatile("" : "+l"(r));
+    return r;
+}
+
+// Waits for earlier work of the stream, if the kernel was launched early. The loader replaces the
+// comment by its instructions and the wait (`early_launch.rs`). All threads must call this function
+// before they access global memory. `computed` must not be -1. The compiler cannot tell, so it computes
+// the value before the wait.
+__device__ __forceinline__ void wait_for_operands(u64 computed) {
+    asm volatile("/* wait after: { .reg .pred p; setp.eq.s64 p, %0, -1; @p exit; } */" :: "l"(computed) : "memory");
+}
+
 // Loads sixteen bytes that no other thread reads, and leaves the level 1 cache to the rows.
-__device__ __forceinline__ uint4 read_once(const void* at) {
+__device__ __forceinline__ uint4 read_once(u64 at) {
     uint4 r;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(__cvta_generic_to_global(at)));
+        : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(at));
     return r;
 }
 
 #if defined(WARPS)
+// Loads sixteen bytes.
+__device__ __forceinline__ uint4 read(u64 at) {
+    uint4 r;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(at));
+    return r;
+}
+
 // A block computes eight columns. Its warps divide the sums, and each sums runs of 32 * DEPTH
 // products. The rows are the left operand of the tensor cores and eight columns the right one. A
 // sum may take its products in any order, so a lane loads eight adjacent elements of a row and of a
 // column, and they serve two operations of sixteen products.
 template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* a, const T* b, T* c, const Product& p) {
-    constexpr u32 EACH = WIDE ? 128 : 64;
+    constexpr u32 EACH = WIDE ? 128 : 64, STEP = WARPS * 32 * DEPTH;
     __shared__ f32 partial[WARPS][EACH];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, of = lane % 4 * 8;
-    const u32 length = (u32)p.k;
     const u64 first = (u64)blockIdx.x * 8;
+    const u32 begin = warp * 32 * DEPTH + of;
     // Rows and columns beyond the last one repeat it. Their sums are not stored.
-    const T* column = b + (i64)min(first + group, p.n - 1) * p.b.column;
-    const T* low = a + min((u64)group, p.m - 1) * p.a.row;
-    const T* high = a + min((u64)group + 8, p.m - 1) * p.a.row;
+    u64 column = address(b + ((i64)min(first + group, p.n - 1) * p.b.column + begin));
+    u64 low = address(a + (min(group, (u32)p.m - 1) * (u32)p.a.row + begin));
+    u64 high = WIDE ? address(a + (min(group + 8, (u32)p.m - 1) * (u32)p.a.row + begin)) : low;
+    // Number of products from the lane's first one to the end of the sum.
+    i32 remaining = (u32)p.k - begin;
+    wait_for_operands(column & low & high & remaining);
     const uint4 zero = {0, 0, 0, 0};
     f32 sums[4] = {};
-    for (u32 run = warp * 32 * DEPTH; run < length; run += WARPS * 32 * DEPTH) {
+#pragma unroll 1
+    for (; remaining + (i32)of > 0; remaining -= STEP) {
         uint4 w[DEPTH], x[DEPTH], y[DEPTH];
 #pragma unroll
         for (u32 j = 0; j < DEPTH; j++) {
-            const u32 k = run + j * 32 + of;
-            const bool is = k < length;
-            w[j] = is ? read_once(column + k) : zero;
-            x[j] = is ? *(const uint4*)(low + k) : zero;
-            y[j] = WIDE && is ? *(const uint4*)(high + k) : zero;
+            const u32 offset = j * 32 * sizeof(T);
+            const bool is = remaining > (i32)j * 32;
+            w[j] = is ? read_once(column + offset) : zero;
+            x[j] = is ? read(low + offset) : zero;
+            y[j] = WIDE && is ? read(high + offset) : zero;
         }
+        column += STEP * sizeof(T), low += STEP * sizeof(T), high += STEP * sizeof(T);
 #pragma unroll
         for (u32 j = 0; j < DEPTH; j++) {
             multiply<T>(sums, {x[j].x, y[j].x, x[j].y, y[j].y}, w[j].x, w[j].y);
@@ -68,27 +97,35 @@ template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* 
 // adjacent elements.
 template <u32 M, u32 THREADS, u32 DEPTH>
 __device__ __forceinline__ void few_rows(const f32* a, const f32* b, f32* c, const Product& p) {
-    constexpr u32 N = M * COLUMNS;
+    constexpr u32 N = M * COLUMNS, STEP = THREADS * 4 * DEPTH;
     __shared__ f32 partial[THREADS / 32][N];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, length = (u32)p.k;
     const u64 first = (u64)blockIdx.x * COLUMNS;
     // Rows and columns beyond the last one repeat it. Their sums are not stored.
-    const f32* columns[COLUMNS];
+    u64 columns[COLUMNS], all = ~0ull;
 #pragma unroll
-    for (u32 i = 0; i < COLUMNS; i++) columns[i] = b + (i64)min(first + i, p.n - 1) * p.b.column;
+    for (u32 i = 0; i < COLUMNS; i++) {
+        columns[i] = address(b + ((i64)min(first + i, p.n - 1) * p.b.column + threadIdx.x * 4));
+        all &= columns[i];
+    }
     u32 rows[M];
 #pragma unroll
     for (u32 m = 0; m < M; m++) rows[m] = min(m, (u32)p.m - 1) * (u32)p.a.row;
+    wait_for_operands(all);
     f32 sums[N] = {};
     const uint4 zero = {0, 0, 0, 0};
-    for (u32 at = threadIdx.x * 4; at < length; at += THREADS * 4 * DEPTH) {
+    for (u32 at = threadIdx.x * 4; at < length; at += STEP) {
         uint4 w[DEPTH][COLUMNS];
 #pragma unroll
         for (u32 j = 0; j < DEPTH; j++) {
             const u32 k = at + j * THREADS * 4;
 #pragma unroll
-            for (u32 i = 0; i < COLUMNS; i++) w[j][i] = k < length ? read_once(columns[i] + k) : zero;
+            for (u32 i = 0; i < COLUMNS; i++) {
+                w[j][i] = k < length ? read_once(columns[i] + j * THREADS * sizeof(uint4)) : zero;
+            }
         }
+#pragma unroll
+        for (u32 i = 0; i < COLUMNS; i++) columns[i] += STEP * sizeof(f32);
 #pragma unroll
         for (u32 j = 0; j < DEPTH; j++) {
             const u32 k = at + j * THREADS * 4;

@@ -85,6 +85,28 @@ fn newer_devices_round_to_bf16_by_an_instruction() {
     assert!(!newer.contains("bfe.u32"), "{newer}");
 }
 
+/// A wait in the middle of a kernel must precede all branches and all accesses to global memory.
+#[test]
+fn products_of_few_rows_wait_before_they_access_global_memory() {
+    let programs = programs();
+    let programs = programs.iter().filter(|program| program.name().starts_with("few_rows"));
+    let mut kernels = 0;
+    for program in programs {
+        for variant in 0..program.variants().len() {
+            for kernel in program.kernels(variant) {
+                let ptx = single(program.ptx(variant).unwrap(), &kernel);
+                let (before, _) = ptx.split_once("/* wait after: ").unwrap();
+                let (_, before) = before.split_once("\n{\n").unwrap();
+                for other in ["ld.global", "st.global", "bra", "$L", "call", "bar."] {
+                    assert!(!before.contains(other), "{kernel} has {other} before its wait");
+                }
+                kernels += 1;
+            }
+        }
+    }
+    assert_eq!(kernels, 8);
+}
+
 /// The identifiers of `ptx`, in order of appearance.
 fn words(ptx: &str) -> impl Iterator<Item = &str> {
     ptx.split(|c: char| !(c.is_alphanumeric() || "_$%.".contains(c)))

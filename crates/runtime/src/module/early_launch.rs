@@ -13,10 +13,17 @@ const WAIT: &str = "\tgriddepcontrol.wait;\n";
 const RELEASE: &str = "\tgriddepcontrol.launch_dependents;\n";
 /// Start of all such instructions.
 const PREFIX: &str = "griddepcontrol.";
+/// Start of a comment that marks the place of the wait. The instructions to insert before the wait follow.
+const PLACE: &str = "/* wait after: ";
+/// End of the comment.
+const END: &str = " */";
 
 /// Lets the kernel in `ptx` begin with a wait and end with a release of the next kernel, if the device has these
 /// instructions and graphs can hold such launches. The wait precedes all accesses to memory, so an early launch changes
 /// no order. Returns the PTX and whether the kernel waits.
+///
+/// A kernel with the comment `/* wait after: INSTRUCTIONS */` waits there instead, after these instructions. All threads
+/// must reach the comment, and no access to global memory may precede it.
 ///
 /// A kernel whose source has such instructions, or whose PTX has an unknown form, stays as it is.
 pub(super) fn waiting(ptx: String, capability: (u32, u32), version: u32) -> (String, bool) {
@@ -26,9 +33,10 @@ pub(super) fn waiting(ptx: String, capability: (u32, u32), version: u32) -> (Str
     let Some([begin, end]) = body(&ptx) else { return (ptx, false) };
     let (head, rest) = ptx.split_at(begin);
     let (instructions, tail) = rest.split_at(end - begin);
+    let [before, setup, after] = place(instructions).unwrap_or(["", "", instructions]);
+    let ptx = [head, before, setup, WAIT, after, RELEASE, tail].concat();
     // The memory is not read-only while the kernel waits, and such loads could be moved before the wait.
-    let ptx =
-        [head, WAIT, instructions, RELEASE, tail].concat().replace("ld.global.nc", "ld.global");
+    let ptx = ptx.replace("ld.global.nc", "ld.global");
     (with_target(&ptx, 10 * CAPABILITY.0 + CAPABILITY.1), true)
 }
 
@@ -41,6 +49,14 @@ fn body(ptx: &str) -> Option<[usize; 2]> {
     let mut returns = ptx[begin..end].match_indices("\tret;");
     let (at, _) = returns.next()?;
     returns.next().is_none().then_some([begin, begin + at])
+}
+
+/// Returns the text before the comment that marks the place of the wait, the instructions in the comment, and the text
+/// after the comment.
+fn place(instructions: &str) -> Option<[&str; 3]> {
+    let (before, rest) = instructions.split_once(PLACE)?;
+    let (setup, after) = rest.split_once(END)?;
+    Some([before, setup, after])
 }
 
 #[cfg(test)]
@@ -59,6 +75,17 @@ mod tests {
                         griddepcontrol.launch_dependents;\n\tret;\n\n}\n";
         assert_eq!(ptx, expected);
         assert!(waiting(PTX.to_owned(), (12, 1), 13_000).1);
+    }
+
+    #[test]
+    fn a_comment_marks_the_place_of_the_wait() {
+        let marked = PTX.replace("\tld.", "\tadd;\n\t/* wait after: setp; @p exit; */\n\tld.");
+        let (ptx, waits) = waiting(marked.clone(), (9, 0), VERSION);
+        assert!(waits);
+        let expected = "{\n\t.reg .b64 \t%rd<2>;\n\n\tadd;\n\tsetp; @p exit;\tgriddepcontrol.wait;\n\n\tld.global.f32 \t";
+        assert!(ptx.contains(expected), "{ptx}");
+        assert_eq!(ptx.matches(PREFIX).count(), 2);
+        assert_eq!(waiting(marked.clone(), (8, 9), VERSION), (marked, false));
     }
 
     #[test]
