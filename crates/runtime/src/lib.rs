@@ -42,7 +42,7 @@ pub use runtime::{
     Runtime, RuntimeConfig, SharedGenerator, Staging, SyncPolicy, Workspace,
 };
 pub use semaphore::{OwnSemaphore, PeerSemaphore, SharedSemaphore};
-pub use storage::{ExportedStorage, Storage, Version};
+pub use storage::{ExportedStorage, Storage, Version, reclaim_before_out_of_memory};
 pub use view::{Operand, View};
 pub use warpline_cuda_sys_safe::{Access, InvalidVariable};
 pub use warpline_stream::{IndexCheck, Stream};

@@ -1,10 +1,8 @@
 //! The execution target of an op: the host or a stream. Each op looks up its target once.
 
-use warpline_alloc::AllocError;
 use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Storage, Target, byte_size};
 use warpline_stream::Stream;
 
-use crate::amp::free_copies;
 use crate::{DType, Device, Error, ErrorKind, Result, Runtime, Tensor, TensorOptions};
 
 /// The place where ops on a tensor run: the host, or the tensor's device with the current stream of this
@@ -101,19 +99,10 @@ impl<'a> Exec<'a> {
         let bytes = byte_size(&layout, dtype)?;
         let storage = match self {
             Self::Cpu(runtime) => Storage::pageable(runtime, bytes)?,
-            Self::Cuda(runtime, _, stream) => match Storage::device(runtime, bytes, stream) {
-                Err(error) if is_out_of_memory(&error) && free_copies(runtime) => {
-                    Storage::device(runtime, bytes, stream)?
-                }
-                storage => storage?,
-            },
+            Self::Cuda(runtime, _, stream) => Storage::device(runtime, bytes, stream)?,
         };
         Ok(Tensor::from_parts(storage, layout, dtype))
     }
-}
-
-fn is_out_of_memory(error: &Error) -> bool {
-    matches!(error.find(), Some(AllocError::OutOfMemory(_)))
 }
 
 /// Creates a tensor with these options. `dtype` is the default dtype.

@@ -118,9 +118,11 @@ pub(super) fn check_grads(
                           compute in a region of autocast";
             return Err(Error::invalid("unscale_", reason));
         }
-        let elements = if grad.is_contiguous() { grad.numel() } else { grad.numel().min(1) };
-        let start = grad.data_ptr();
-        ranges.push((grad.device(), start, start + (elements * grad.dtype().size()) as u64));
+        if grad.numel() > 0 {
+            let elements = if grad.is_contiguous() { grad.numel() } else { 1 };
+            let start = grad.data_ptr();
+            ranges.push((grad.device(), start, start + (elements * grad.dtype().size()) as u64));
+        }
         let key = (grad.device(), grad.dtype());
         let at = buckets.iter().position(|bucket| (bucket.0, bucket.1) == key);
         let at = at.unwrap_or_else(|| {

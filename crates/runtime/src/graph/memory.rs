@@ -4,6 +4,7 @@
 use warpline_stream::{CapturedStream, Stream};
 
 use super::GraphLog;
+use crate::storage::malloc_or_reclaim;
 use crate::{Result, Runtime, Storage, SyncPolicy};
 
 impl Storage {
@@ -53,8 +54,8 @@ impl Storage {
         let block = match block {
             Some(block) => block,
             None => {
-                let block = device.allocator().malloc(bytes, stream.raw());
-                block.map_err(crate::error::alloc("empty"))?
+                let malloc = || device.allocator().malloc(bytes, stream.raw());
+                malloc_or_reclaim(runtime, malloc).map_err(crate::error::alloc("empty"))?
             }
         };
         let storage = Self::from_block(runtime, block, bytes, stream, None);

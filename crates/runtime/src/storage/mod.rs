@@ -12,6 +12,7 @@
 mod dependencies;
 mod marks;
 mod pool_membership;
+mod reclaim;
 mod replay_uses;
 mod shared;
 mod shared_host;
@@ -34,6 +35,8 @@ use crate::runtime::{MIN_CACHED_BYTES, UnusedMemory};
 use crate::semaphore::{AwaitedSignal, PeerSemaphore};
 use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site, race};
 
+pub(crate) use reclaim::malloc_or_reclaim;
+pub use reclaim::reclaim_before_out_of_memory;
 pub use shared::ExportedStorage;
 use shared::SharedBlock;
 use shared_host::SharedHostBlock;

@@ -19,17 +19,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use smallvec::SmallVec;
-use warpline_runtime::Runtime;
+use warpline_runtime::{Runtime, reclaim_before_out_of_memory};
 use warpline_stream::Stream;
 
 use super::Policy;
 use crate::autograd::{AutocastMode, AutocastModes, LeafCast, ModeGuard, should_record};
 use crate::exec::Exec;
-use crate::tensor::TensorInner;
 use crate::{DType, Error, Result, Tensor};
 
-/// Leaves with a converted copy, each with the identifier of its runtime, so that [`free_copies`] finds them.
-static CONVERTED: Mutex<Vec<(usize, Weak<TensorInner>)>> = Mutex::new(Vec::new());
+/// The place of a leaf's converted copy.
+pub(crate) type CastSlot = Mutex<Option<LeafCast>>;
+
+/// Places with a copy, each with the identifier of the leaf's runtime, so that [`free_copies`] finds them.
+static CONVERTED: Mutex<Vec<(usize, Weak<CastSlot>)>> = Mutex::new(Vec::new());
 
 thread_local! {
     /// The converted leaves of this thread's region, by address and dtype. An entry has one conversion for each capture,
@@ -80,18 +82,19 @@ pub(crate) fn drop_casts() {
     drop(casts);
 }
 
-/// Records that a leaf has a converted copy.
-pub(crate) fn remember_converted(leaf: &Tensor) {
+/// Records that a leaf of a runtime has a converted copy.
+pub(crate) fn remember_converted(runtime: &Runtime, slot: &Arc<CastSlot>) {
+    reclaim_before_out_of_memory(free_copies);
     let mut all = CONVERTED.lock().unwrap_or_else(PoisonError::into_inner);
     if all.len() == all.capacity() {
-        all.retain(|(_, leaf)| leaf.strong_count() > 0);
-        // A leaf whose copy was dropped and made again is in the list several times.
-        all.sort_by_key(|(_, leaf)| Weak::as_ptr(leaf).addr());
+        all.retain(|(_, slot)| slot.strong_count() > 0);
+        // A place whose copy was dropped and made again is in the list several times.
+        all.sort_by_key(|(_, slot)| Weak::as_ptr(slot).addr());
         all.dedup_by(|a, b| Weak::ptr_eq(&a.1, &b.1));
         let len = all.len();
         all.reserve(len);
     }
-    all.push((leaf.storage().runtime().id(), Arc::downgrade(leaf.inner())));
+    all.push((runtime.id(), Arc::downgrade(slot)));
 }
 
 /// Frees the converted copies of all parameters of the current runtime, and drops the conversions of these parameters
@@ -115,16 +118,15 @@ pub fn clear_autocast_cache() {
     free_copies(&runtime);
 }
 
-/// Frees the converted copies of all parameters of a runtime. Returns whether there were parameters with a copy.
-pub(crate) fn free_copies(runtime: &Runtime) -> bool {
+/// Frees the converted copies of all parameters of a runtime. Returns whether there were any.
+fn free_copies(runtime: &Runtime) -> bool {
     let mut all = CONVERTED.lock().unwrap_or_else(PoisonError::into_inner);
     let own = all.extract_if(.., |(id, _)| *id == runtime.id());
-    let leaves: Vec<Tensor> =
-        own.filter_map(|(_, leaf)| leaf.upgrade().map(Tensor::from_inner)).collect();
-    // A leaf's `Drop` may run any code.
+    let slots: Vec<Arc<CastSlot>> = own.filter_map(|(_, slot)| slot.upgrade()).collect();
     drop(all);
-    leaves.iter().for_each(Tensor::drop_cached_cast);
-    !leaves.is_empty()
+    let copy = |slot: &Arc<CastSlot>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let copies: Vec<LeafCast> = slots.iter().filter_map(copy).collect();
+    !copies.is_empty()
 }
 
 /// Returns whether this thread is in a region, so that ops have to call [`cast_operands`].

@@ -34,7 +34,7 @@ macro_rules! autocast_operands {
 pub(crate) use autocast_operands;
 pub use cast::clear_autocast_cache;
 pub(crate) use cast::{
-    CaptureCasts, cast_inputs, cast_operands, casts, drop_casts, free_copies, keep_operands,
+    CaptureCasts, CastSlot, cast_inputs, cast_operands, casts, drop_casts, keep_operands,
     remember_converted,
 };
 pub(crate) use warpline_kernels::autocast::Policy;

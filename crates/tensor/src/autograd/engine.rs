@@ -379,6 +379,7 @@ impl BackwardPass {
                 .any(|e| self.is_needed(&e.node));
         let partial = self.needed.is_some();
         let returned = if useful {
+            node.check_body(stream.as_deref())?;
             let returned = with_stream(&self.runtime, stream.as_deref(), || {
                 let _scope = CallScope::at(node.call);
                 let returned = node.run(&grads, partial)?;

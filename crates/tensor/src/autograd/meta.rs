@@ -18,7 +18,7 @@ use super::moved::MovedMark;
 use super::node::{Edge, GradNode, NodeKind};
 use super::reclaim::{DeferredDrop, reclaim};
 use super::{mode, views};
-use crate::amp::remember_converted;
+use crate::amp::{CastSlot, remember_converted};
 use crate::{DType, Result, Site, Tensor};
 
 /// The autograd fields of a tensor: its [`AutogradMeta`], if allocated, its base, if it is a view, and whether it was
@@ -71,7 +71,7 @@ pub(crate) struct AutogradMeta {
     /// Locked by an accumulation, from reading the gradient until the sum is stored.
     accumulating: Mutex<()>,
     /// For a leaf: its elements in the dtype of a region of autocast.
-    cast: Mutex<Option<LeafCast>>,
+    cast: OnceLock<Arc<CastSlot>>,
     /// Set if a module has replaced this leaf with another tensor.
     moved: OnceLock<Arc<MovedMark>>,
 }
@@ -113,6 +113,10 @@ struct GradState {
     retains_grad: bool,
 }
 
+fn lock(slot: &CastSlot) -> MutexGuard<'_, Option<LeafCast>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl AutogradMeta {
     /// Returns the state of a tensor. Allocates it on first use.
     pub(super) fn of(tensor: &Tensor) -> &Self {
@@ -122,7 +126,7 @@ impl AutogradMeta {
                 history: AtomicU32::new(0),
                 state: Mutex::default(),
                 accumulating: Mutex::default(),
-                cast: Mutex::default(),
+                cast: OnceLock::new(),
                 moved: OnceLock::new(),
             })
         })
@@ -145,14 +149,19 @@ impl AutogradMeta {
 
     pub(super) fn set_leaf(&self, requires_grad: bool) {
         if !requires_grad {
-            let former = self.cast().take();
-            drop(former);
+            self.drop_cast();
         }
         self.tracked.store(requires_grad, Ordering::Release);
     }
 
-    fn cast(&self) -> MutexGuard<'_, Option<LeafCast>> {
-        self.cast.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the place of the converted copy.
+    fn cast(&self) -> &Arc<CastSlot> {
+        self.cast.get_or_init(Arc::default)
+    }
+
+    fn drop_cast(&self) {
+        let copy = self.cast.get().and_then(|slot| lock(slot).take());
+        drop(copy);
     }
 
     pub(super) fn grad(&self) -> Option<Tensor> {
@@ -260,8 +269,8 @@ impl Tensor {
     /// `SyncPolicy::Manual` if the current stream is a different one.
     #[track_caller]
     pub(crate) fn cached_cast(&self, dtype: DType) -> Result<LeafCast> {
-        let meta = AutogradMeta::of(self);
-        if let Some(known) = &*meta.cast()
+        let slot = AutogradMeta::of(self).cast();
+        if let Some(known) = &*lock(slot)
             && known.is_of(self)
             && known.value.dtype() == dtype
         {
@@ -275,9 +284,9 @@ impl Tensor {
         let route = device.map(|device| device.allocator().use_default_pool());
         let cast = self.new_cast(dtype)?;
         drop(route);
-        let former = meta.cast().replace(cast.clone());
+        let former = lock(slot).replace(cast.clone());
         if former.is_none() {
-            remember_converted(self);
+            remember_converted(self.storage().runtime(), slot);
         }
         drop(former);
         Ok(cast)
@@ -293,8 +302,9 @@ impl Tensor {
 
     /// Frees the copy of [`Tensor::cached_cast`].
     pub(crate) fn drop_cached_cast(&self) {
-        let copy = self.meta().and_then(|meta| meta.cast().take());
-        drop(copy);
+        if let Some(meta) = self.meta() {
+            meta.drop_cast();
+        }
     }
 
     /// Returns whether the tensor was made in [`inference_mode`](crate::autograd::inference_mode)
@@ -376,7 +386,7 @@ impl GradNode {
             name: "AccumulateGrad",
             call: Site::here("AccumulateGrad"),
             stream: leaf.current_stream(),
-            body: 0,
+            body: None,
             inputs: SmallVec::new(),
             outputs: 1,
             kind: NodeKind::Accumulator(leaf.clone()),

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::amp::drop_casts;
 use crate::{DType, Device, Result};
@@ -14,8 +13,6 @@ pub(super) struct ThreadModes {
     anomaly: bool,
     /// Whether `make_graphed_callables` runs a function of the program.
     graphed: bool,
-    /// Number of the body of a conditional node that is captured, unique in the process; 0 outside of bodies.
-    body: u64,
     autocast: AutocastModes,
 }
 
@@ -78,7 +75,6 @@ thread_local! {
         inference: false,
         anomaly: false,
         graphed: false,
-        body: 0,
         autocast: AutocastModes::NONE,
     }) };
 }
@@ -86,11 +82,6 @@ thread_local! {
 #[inline]
 pub(super) fn get() -> ThreadModes {
     MODE.with(Cell::get)
-}
-
-/// Returns the number of the body of a conditional node that this thread captures, or 0.
-pub(super) fn body() -> u64 {
-    get().body
 }
 
 /// Returns whether this thread runs a function of [`make_graphed_callables`](crate::cuda::make_graphed_callables).
@@ -157,12 +148,6 @@ impl ModeGuard {
     /// Sets the modes of a function that `make_graphed_callables` runs.
     pub(crate) fn graphed() -> Self {
         Self::new(|mode| (mode.grad, mode.graphed) = (true, true))
-    }
-
-    /// Sets the mode in which the body of a conditional node is captured.
-    pub(crate) fn body() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self::new(|mode| mode.body = NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Changes the regions of autocast.

@@ -15,7 +15,6 @@ use warpline_runtime::Sizes;
 use warpline_stream::Stream;
 
 use super::hooks::NodeHook;
-use super::mode;
 use super::op_backward::{GradFn, NodeInputs};
 use super::reclaim::{DeferredDrop, reclaim};
 use crate::{DType, Device, Error, ErrorKind, Result, Site, Tensor};
@@ -84,8 +83,8 @@ pub(crate) struct GradNode {
     /// stream that was current when the leaf was first used in the graph. `None` if the op's result is on
     /// the CPU.
     pub(super) stream: Option<Stream>,
-    /// The body of a conditional node that contains the op: its number in the thread's modes. 0 outside of bodies.
-    pub(super) body: u64,
+    /// A twin in the body of a conditional node that contains the op. `None` outside of bodies.
+    pub(super) body: Option<Stream>,
     pub(super) inputs: SmallVec<[NodeInput; 2]>,
     /// Number of results of the op.
     pub(super) outputs: usize,
@@ -130,8 +129,24 @@ impl GradNode {
         grad_fn: Arc<dyn GradFn>,
     ) -> Self {
         let recorded = Some((current_thread(), next_sequence_nr()));
-        let (kind, hooks, body) = (NodeKind::op(grad_fn), Mutex::default(), mode::body());
+        let captured = stream.as_ref().and_then(Stream::captured);
+        let body = captured.filter(|captured| captured.home().is_some());
+        let body = body.map(|body| body.twin().clone());
+        let (kind, hooks) = (NodeKind::op(grad_fn), Mutex::default());
         Self { recorded, name, call, stream, body, inputs, outputs, kind, hooks }
+    }
+
+    /// Fails if the op is in the body of a conditional node, and its gradient, which is about to run on `stream`, is
+    /// not.
+    pub(super) fn check_body(&self, stream: Option<&Stream>) -> Result<()> {
+        let Some(body) = &self.body else { return Ok(()) };
+        let captured = stream.and_then(Stream::captured);
+        if captured.is_some_and(|captured| captured.twin().shares_capture(body)) {
+            return Ok(());
+        }
+        let reason = "it was recorded in the body of `graph_if` or `graph_while`, which a replay may skip; call \
+                      `backward` in this body, too, or detach the result";
+        Err(self.error(reason))
     }
 
     /// Computes the gradients of the inputs.
@@ -141,11 +156,6 @@ impl GradNode {
         partial: bool,
     ) -> Result<Gradients> {
         let NodeKind::Op(grad_fn) = &self.kind else { return Ok(Gradients::new()) };
-        if self.body != 0 && self.body != mode::body() {
-            let reason = "it was recorded in the body of `graph_if` or `graph_while`, which a replay may skip; call \
-                          `backward` in this body, too";
-            return Err(self.error(reason));
-        }
         let Some(grad_fn) = lock(grad_fn).clone() else {
             let reason = "its saved tensors were freed by an earlier backward pass; run that pass with `retain_graph`";
             return Err(self.error(reason));

@@ -11,7 +11,6 @@ use warpline_stream::driver::ConditionalKind;
 #[cfg(doc)]
 use super::CudaGraph;
 use super::Stream;
-use crate::autograd::ModeGuard;
 use crate::called::Called as _;
 use crate::{CallScope, Result, Tensor, runtime};
 #[cfg(doc)]
@@ -75,7 +74,7 @@ pub fn graph_if(condition: &Tensor, body: impl FnOnce() -> Result<()>) -> Result
     const OP: &str = "graph_if";
     match captured_body(condition, ConditionalKind::If, OP)? {
         Some((capturing, stream)) => {
-            in_body(&stream, body)?;
+            super::with_stream(&stream, body)?;
             capturing.end()
         }
         None if holds(condition, OP)? => body(),
@@ -120,7 +119,7 @@ pub fn graph_if(condition: &Tensor, body: impl FnOnce() -> Result<()>) -> Result
 pub fn graph_while(condition: &Tensor, mut body: impl FnMut() -> Result<()>) -> Result<()> {
     const OP: &str = "graph_while";
     if let Some((capturing, stream)) = captured_body(condition, ConditionalKind::While, OP)? {
-        in_body(&stream, body)?;
+        super::with_stream(&stream, body)?;
         return capturing.end();
     }
     while holds(condition, OP)? {
@@ -148,13 +147,6 @@ fn captured_body(
     let body = CapturingBody::begin(&runtime, &stream, condition.as_view(), kind, op).of(op)?;
     let stream = body.stream()?.clone();
     Ok(Some((body, stream)))
-}
-
-/// Captures a body on its stream.
-#[track_caller]
-fn in_body(stream: &Stream, body: impl FnOnce() -> Result<()>) -> Result<()> {
-    let _mode = ModeGuard::body();
-    super::with_stream(stream, body)
 }
 
 /// Reads a condition on the host.

@@ -1,5 +1,6 @@
 //! Tests of the converted copies of parameters in autocast regions.
 
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use warpline::amp::{AutocastOptions, autocast, clear_autocast_cache, is_autocast_cache_enabled};
@@ -8,7 +9,8 @@ use warpline::cuda::{
     self, Stream, max_memory_allocated, memory_allocated, reset_peak_memory_stats,
 };
 use warpline::{
-    DType, Device, Error, SyncPolicy, Tensor, full, ones, runtime, simulated, with_runtime,
+    DType, Device, Error, Result, SyncPolicy, Tensor, full, ones, randperm, runtime, simulated,
+    with_runtime,
 };
 use warpline_cuda_sys_safe::sim::CallKind;
 
@@ -186,6 +188,41 @@ fn an_allocation_frees_the_copies_that_it_needs() {
         assert!(no_grad(product).is_err(), "the copy does not fit");
         drop(large);
         assert_eq!(no_grad(product)?, sum);
+        // Scratch memory of an op takes it, too.
+        let limit = cuda::memory_reserved(0)? + (14 << 20);
+        cuda::set_per_process_memory_fraction(limit as f64 / total as f64, 0)?;
+        randperm(1 << 20, Device::cuda(0)).map(drop)
+    });
+}
+
+/// A thread that finds no memory waits for the memory that another thread is freeing.
+#[test]
+fn threads_that_run_out_of_memory_at_once_share_the_freed_copies() {
+    on_gpu(|| {
+        let weights: Vec<Tensor> =
+            (0..64).map(|_| weight([256, 512], "cuda")).collect::<Result<_>>()?;
+        let (x, total) = (ones([1, 256], "cuda")?, cuda::mem_get_info(0)?.total);
+        for _ in 0..20 {
+            cuda::set_per_process_memory_fraction(1.0, 0)?;
+            cuda::empty_cache();
+            for weight in &weights {
+                drop(no_grad(|| autocast("cuda", (), || x.matmul(weight)))?);
+            }
+            let limit = cuda::memory_reserved(0)? + (2 << 20);
+            cuda::set_per_process_memory_fraction(limit as f64 / total as f64, 0)?;
+            let (runtime, start) = (runtime(), Barrier::new(4));
+            let allocate = || {
+                with_runtime(&runtime, || {
+                    start.wait();
+                    warpline::empty([750_000], Device::cuda(0))
+                })
+            };
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(allocate)).collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            made.into_iter().collect::<Result<Vec<_>>>()?;
+        }
         Ok(())
     });
 }

@@ -332,7 +332,48 @@ fn gradients(_: &World) -> Result<()> {
         graph.replay()?;
         assert_eq!(values(&w.grad().expect("a gradient"))?, [expected; 3]);
     }
+    // The stream decides whether an op is in the body, not the thread.
+    let others_ops = captured(|| {
+        let y = w.mul(1.0)?;
+        graph_if(&run, || on_thread(|| y.copy_(&w.mul(5.0)?, ()).map(drop)))?;
+        fails("copy_", y.sum(())?.backward(), is_gradient, text);
+        graph_if(&run, || {
+            let z = w.mul(2.0)?;
+            on_thread(|| z.sum(())?.backward())
+        })
+    });
+    drop(others_ops?);
+    // Ops on the CPU, and views of outer tensors that the body reads first, are not in the body.
+    let host = ones([2], ())?.requires_grad_(true)?;
+    let mut doubled = None;
+    let (_graph, ()) = captured(|| {
+        let base = w.mul(1.0)?;
+        let view = base.narrow(0, 0, 2)?;
+        base.mul_(3.0)?;
+        graph_if(&run, || {
+            doubled = Some(host.mul(2.0)?);
+            y_of(&view)
+        })?;
+        view.sum(())?.backward()
+    })?;
+    doubled.expect("the body was called").sum(())?.backward()?;
+    assert_eq!(values(&host.grad().expect("a gradient"))?, [2.0; 2]);
     Ok(())
+}
+
+/// Uses a tensor without recording.
+fn y_of(view: &Tensor) -> Result<()> {
+    view.detach().mul(2.0).map(drop)?;
+    view.mul(2.0)?.detach().sum(()).map(drop)
+}
+
+/// Runs `f` on another thread, with this thread's runtime and current stream.
+fn on_thread(f: impl FnOnce() -> Result<()> + Send) -> Result<()> {
+    let (runtime, stream) = (warpline::runtime(), cuda::current_stream(())?);
+    std::thread::scope(|scope| {
+        let run = || with_runtime(&runtime, || cuda::with_stream(&stream, f));
+        scope.spawn(run).join().expect("no panic")
+    })
 }
 
 #[track_caller]

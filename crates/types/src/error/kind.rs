@@ -170,7 +170,7 @@ pub enum ErrorKind {
     },
     /// A tensor was created in a capture whose graph has not been replayed yet.
     #[error(
-        "the tensor was created in a capture and has no data yet; replay the graph first, or compute the tensor again if the capture failed"
+        "the tensor was created in a capture and has no data yet; replay the graph first, make this stream wait for a stream of the capture, or compute the tensor again if the capture failed"
     )]
     NotReplayed,
     /// Two uses of the same memory are not ordered, under `SyncPolicy::Manual`. The source is a `Race`.

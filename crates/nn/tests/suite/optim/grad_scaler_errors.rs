@@ -46,7 +46,9 @@ fn optimizers_of_the_same_parameters_are_told_apart() -> Result<()> {
 fn parameters_that_share_a_gradient_are_refused() -> Result<()> {
     for distance in [1, 20] {
         let params = (0..=distance).map(|_| full([2], 1.0, ())?.requires_grad_(true));
-        let params = params.collect::<Result<Vec<_>>>()?;
+        let mut params = params.collect::<Result<Vec<_>>>()?;
+        let empty = full([0], 1.0, ())?.requires_grad_(true)?;
+        params.push(empty.clone());
         let mut scaler = GradScaler::new(GradScalerOptions::new().init_scale(4.0))?;
         let mut all = scaler.scale(&full([], 0.0, ())?)?;
         for param in &params {
@@ -62,8 +64,9 @@ fn parameters_that_share_a_gradient_are_refused() -> Result<()> {
         refused(scaler.step(&mut sgd), "share the memory of a gradient");
         refused(scaler.step(&mut adadelta), "share the memory of a gradient");
         assert_eq!(flat.to_vec::<f32>()?, [4.0; 4]);
-        // Adjacent parts of one tensor share no element.
+        // Adjacent parts of one tensor share no element, nor do parts without elements.
         params[distance].set_grad(&flat.narrow(0, 2, 2)?)?;
+        empty.set_grad(&flat.narrow(0, 1, 0)?)?;
         scaler.step(&mut sgd)?;
         assert_eq!(flat.to_vec::<f32>()?, [1.0; 4]);
     }

@@ -97,9 +97,10 @@ crate::__options! {
 /// capture, but not in replays, and no error reports this. Captured random ops continue the device's sequence in each
 /// replay.
 ///
-/// Gradients do not pass through the body of a [`graph_if`](super::graph_if) or [`graph_while`](super::graph_while) in the
+/// Gradients cannot pass through the body of a [`graph_if`](super::graph_if) or [`graph_while`](super::graph_while) in the
 /// function, because the backward pass does not know whether a replay ran the body: let bodies compute with detached
-/// tensors. No error reports this.
+/// tensors. A stream that the function uses must wait for the current stream, and the current stream for it, or its work
+/// runs once, outside the graph, and no error reports this.
 ///
 /// A parameter that required no gradient during the capture gets no gradient from a callable, even if the parameter
 /// requires a gradient later, and no error reports this. Capture again after you unfreeze a parameter. Freezing a
