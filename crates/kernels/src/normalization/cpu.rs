@@ -5,7 +5,11 @@ use std::ops::Range;
 use warpline_cuda_sys_safe::HostLaunch;
 
 use super::Norm;
-use warpline_runtime::host::{self, Cast, GRAIN, HostElement, Number, SharedPtr};
+use crate::math::{Loop, vectorized};
+use warpline_runtime::host::{self, Cast, GRAIN, HostElement, LANES, Number, SharedPtr};
+
+/// Number of terms of a sum that are computed at a time.
+const BLOCK: usize = 4 * LANES;
 
 pub(super) use layer_norm_backward_columns as layer_norm_backward_vectors;
 
@@ -13,6 +17,7 @@ pub(super) use layer_norm_backward_columns as layer_norm_backward_vectors;
 ///
 /// # Safety
 /// The operand has an element at `at`, and no thread writes it meanwhile.
+#[inline(always)]
 unsafe fn get<T: HostElement>(of: SharedPtr<T>, at: usize) -> f64 {
     // SAFETY: the caller guarantees that the element exists and is not being written.
     unsafe { of.read(at as isize) }.get().cast()
@@ -22,6 +27,7 @@ unsafe fn get<T: HostElement>(of: SharedPtr<T>, at: usize) -> f64 {
 ///
 /// # Safety
 /// The operand has an element at `at`, which belongs to this thread.
+#[inline(always)]
 unsafe fn put<T: HostElement>(of: SharedPtr<T>, at: usize, value: f64) {
     // SAFETY: the caller guarantees that the element exists and belongs to this thread.
     unsafe { of.write(at as isize, T::put(T::Compute::from_number(value))) };
@@ -31,16 +37,46 @@ unsafe fn put<T: HostElement>(of: SharedPtr<T>, at: usize, value: f64) {
 ///
 /// # Safety
 /// The operand has an element at `at`, and no thread writes it meanwhile.
+#[inline(always)]
 unsafe fn moment<T: HostElement>(of: SharedPtr<T::Compute>, at: usize) -> f64 {
     // SAFETY: the caller guarantees that the element exists and is not being written.
     unsafe { of.read(at as isize) }.cast()
 }
 
-fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) + Sync) {
-    let size = p.size as usize;
-    host::parallel_for(launch.parallel, p.rows as usize, (GRAIN / 4 / size).max(1), |rows| {
-        rows.for_each(|row| f(row, row * size..(row + 1) * size));
-    });
+/// Returns the sum of `f(i)` for all `i` in a range. Terms are computed in blocks and added to
+/// [`LANES`] partial sums, so that both loops have vector instructions.
+#[inline(always)]
+fn sum(range: Range<usize>, f: impl Fn(usize) -> f64) -> f64 {
+    let (mut terms, mut sums) = ([0.0; BLOCK], [0.0; LANES]);
+    for first in range.clone().step_by(BLOCK) {
+        let terms = &mut terms[..BLOCK.min(range.end - first)];
+        for (i, term) in (first..).zip(&mut *terms) {
+            *term = f(i);
+        }
+        let (chunks, rest) = terms.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (sum, term) in sums.iter_mut().zip(chunk) {
+                *sum += term;
+            }
+        }
+        for (sum, term) in sums.iter_mut().zip(rest) {
+            *sum += term;
+        }
+    }
+    let mut half = LANES / 2;
+    while half > 0 {
+        for lane in 0..half {
+            sums[lane] += sums[lane + half];
+        }
+        half /= 2;
+    }
+    sums[0]
+}
+
+/// Runs `f` over ranges of rows, in parallel.
+fn parallel_rows(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(Range<usize>) + Sync) {
+    let grain = (GRAIN / 4 / p.size as usize).max(1);
+    host::parallel_for(launch.parallel, p.rows as usize, grain, f);
 }
 
 /// # Safety
@@ -49,10 +85,8 @@ fn each_row(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(usize, Range<usize>) +
 pub(super) unsafe fn layer_norm<T: HostElement>(launch: &HostLaunch<'_>, p: &Norm) {
     let operands = [0, 1, 2, 3].map(|i| SharedPtr::<T>::operand(launch, i));
     let moments = [4, 5].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
-    each_row(launch, p, |row, at| {
-        // SAFETY: the caller guarantees that the operands are these, and the row belongs to this
-        // thread.
-        unsafe { normalize(p, operands, moments, row, at) };
+    parallel_rows(launch, p, |rows| {
+        vectorized(Normalize { p, added: None, operands, moments, rows });
     });
 }
 
@@ -63,43 +97,56 @@ pub(super) unsafe fn layer_norm_add<T: HostElement>(launch: &HostLaunch<'_>, p: 
     let [input, residual, weight, bias, out, sum] =
         [0, 1, 2, 3, 4, 5].map(|i| SharedPtr::<T>::operand(launch, i));
     let moments = [6, 7].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
-    each_row(launch, p, |row, at| {
-        // SAFETY: the caller guarantees that the operands are these, and the row belongs to this
-        // thread.
-        unsafe {
-            at.clone().for_each(|i| put(sum, i, get(input, i) + get(residual, i)));
-            normalize(p, [sum, weight, bias, out], moments, row, at);
-        }
-    });
+    let (added, operands) = (Some([input, residual]), [sum, weight, bias, out]);
+    parallel_rows(launch, p, |rows| vectorized(Normalize { p, added, operands, moments, rows }));
 }
 
-/// Normalizes the row `row`, whose elements are `at`.
+/// Normalizes rows.
 ///
-/// # Safety
-/// The operands are rows, weight, bias and result, and the moments mean and scale. The row and its
-/// moments belong to this thread. Weight and bias have an element per column if `is_weighted` and
-/// `is_biased` are set.
-unsafe fn normalize<T: HostElement>(
-    p: &Norm,
-    [input, weight, bias, out]: [SharedPtr<T>; 4],
-    [means, scales]: [SharedPtr<T::Compute>; 2],
-    row: usize,
-    at: Range<usize>,
-) {
-    let (size, eps) = (p.size as f64, f64::from_bits(p.eps));
-    // SAFETY: the caller guarantees that the row, its moments, weight and bias have these elements.
-    // Weight and bias are read only if they exist.
-    unsafe {
-        let values = || at.clone().map(|i| get(input, i));
-        let mean = if p.is_centred != 0 { values().sum::<f64>() / size } else { 0.0 };
-        let squares: f64 = values().map(|x| (x - mean) * (x - mean)).sum();
-        let scale = 1.0 / (squares / size + eps).sqrt();
-        means.write(row as isize, T::Compute::from_number(mean));
-        scales.write(row as isize, T::Compute::from_number(scale));
-        for (column, i) in at.clone().enumerate() {
-            let y = (get(input, i) - mean) * scale;
-            let y = if p.is_weighted != 0 { y * get(weight, column) } else { y };
-            put(out, i, if p.is_biased != 0 { y + get(bias, column) } else { y });
+/// The operands must be rows, weight, bias and result, and the moments mean and scale. The rows and
+/// their moments must belong to this thread. If `added` is given, the rows are first computed as the
+/// sum of its operands.
+struct Normalize<'a, T: HostElement> {
+    p: &'a Norm,
+    added: Option<[SharedPtr<T>; 2]>,
+    operands: [SharedPtr<T>; 4],
+    moments: [SharedPtr<T::Compute>; 2],
+    rows: Range<usize>,
+}
+
+impl<T: HostElement> Loop for Normalize<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { p, added, operands: [input, weight, bias, out], moments, rows } = self;
+        let (n, size, eps) = (p.size as usize, p.size as f64, f64::from_bits(p.eps));
+        let (weighted, biased) = (p.is_weighted != 0, p.is_biased != 0);
+        for row in rows {
+            let at = row * n..(row + 1) * n;
+            // SAFETY: only `layer_norm` and `layer_norm_add` create this loop. All operands and
+            // moments have these elements. Weight and bias are read only if they exist.
+            unsafe {
+                if let Some([x, residual]) = added {
+                    for i in at.clone() {
+                        put(input, i, get(x, i) + get(residual, i));
+                    }
+                }
+                let total =
+                    if p.is_centred != 0 { sum(at.clone(), |i| get(input, i)) } else { 0.0 };
+                let mean = total / size;
+                let squares = sum(at.clone(), |i| {
+                    let x = get(input, i) - mean;
+                    x * x
+                });
+                let scale = 1.0 / (squares / size + eps).sqrt();
+                for (moments, value) in moments.into_iter().zip([mean, scale]) {
+                    moments.write(row as isize, T::Compute::from_number(value));
+                }
+                for (column, i) in at.enumerate() {
+                    let y = (get(input, i) - mean) * scale;
+                    let y = if weighted { y * get(weight, column) } else { y };
+                    put(out, i, if biased { y + get(bias, column) } else { y });
+                }
+            }
         }
     }
 }
@@ -134,28 +181,48 @@ unsafe fn rows_backward<T: HostElement>(
 ) {
     let [grad, input, weight, out] = [0, 1, 2, out].map(|i| SharedPtr::<T>::operand(launch, i));
     let other = other.map(|i| SharedPtr::<T>::operand(launch, i));
-    let [means, scales] = [3, 4].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
-    let size = p.size as f64;
-    each_row(launch, p, |row, at| {
-        // SAFETY: the row of the result belongs to this thread. The weight has an element per
-        // column, and is read only if it exists.
-        unsafe {
-            let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
-            let pair = |(column, i): (usize, usize)| {
-                let g = get(grad, i);
-                let own = if p.is_weighted != 0 { g * get(weight, column) } else { g };
-                (own, (get(input, i) - mean) * scale)
-            };
-            let pairs = || at.clone().enumerate().map(pair);
-            let (plain, along) =
-                pairs().fold((0.0, 0.0), |(plain, along), (g, y)| (plain + g, along + g * y));
-            let plain = if p.is_centred != 0 { plain / size } else { 0.0 };
-            for ((g, y), i) in pairs().zip(at.clone()) {
-                let other = other.map_or(0.0, |other| get(other, i));
-                put(out, i, (g - plain - y * (along / size)) * scale + other);
+    let moments = [3, 4].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
+    let operands = [grad, input, weight, out];
+    parallel_rows(launch, p, |rows| vectorized(RowsBackward { p, operands, other, moments, rows }));
+}
+
+/// Computes the gradient of rows.
+///
+/// The operands must be gradient, rows, weight and result, then another gradient, mean and scale.
+/// The rows of the result must belong to this thread.
+struct RowsBackward<'a, T: HostElement> {
+    p: &'a Norm,
+    operands: [SharedPtr<T>; 4],
+    other: Option<SharedPtr<T>>,
+    moments: [SharedPtr<T::Compute>; 2],
+    rows: Range<usize>,
+}
+
+impl<T: HostElement> Loop for RowsBackward<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { p, operands: [grad, input, weight, out], other, moments, rows } = self;
+        let (n, size, weighted) = (p.size as usize, p.size as f64, p.is_weighted != 0);
+        for row in rows {
+            let at = row * n..(row + 1) * n;
+            // SAFETY: only `rows_backward` creates this loop. All operands and moments have these
+            // elements. The weight is read only if it exists.
+            unsafe {
+                let [mean, scale] = moments.map(|of| moment::<T>(of, row));
+                let grad = |i: usize| {
+                    let g = get(grad, i);
+                    if weighted { g * get(weight, i - row * n) } else { g }
+                };
+                let normalized = |i: usize| (get(input, i) - mean) * scale;
+                let plain = if p.is_centred != 0 { sum(at.clone(), grad) / size } else { 0.0 };
+                let along = sum(at.clone(), |i| grad(i) * normalized(i)) / size;
+                for i in at {
+                    let other = other.map_or(0.0, |other| get(other, i));
+                    put(out, i, (grad(i) - plain - normalized(i) * along) * scale + other);
+                }
             }
         }
-    });
+    }
 }
 
 /// # Safety
@@ -167,23 +234,13 @@ pub(super) unsafe fn layer_norm_backward_columns<T: HostElement>(
     p: &Norm,
 ) {
     let [grad, input, of_weight] = [0, 1, 4].map(|i| SharedPtr::<T>::operand(launch, i));
-    let [means, scales] = [2, 3].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
+    let moments = [2, 3].map(|i| SharedPtr::<T::Compute>::operand(launch, i));
     let of_bias = (p.is_biased != 0).then(|| SharedPtr::<T>::operand(launch, 5));
     let (rows, size) = (p.rows as usize, p.size as usize);
     host::parallel_for(launch.parallel, size, (GRAIN / 4 / rows).max(1), |columns| {
         let mut sums = vec![(0.0, 0.0); columns.len()];
-        for row in 0..rows {
-            // SAFETY: `row` and `column` are within the moments, the gradient and the rows, which
-            // are only read.
-            unsafe {
-                let (mean, scale) = (moment::<T>(means, row), moment::<T>(scales, row));
-                for (sums, column) in sums.iter_mut().zip(columns.clone()) {
-                    let g = get(grad, row * size + column);
-                    sums.0 += g * ((get(input, row * size + column) - mean) * scale);
-                    sums.1 += g;
-                }
-            }
-        }
+        let first = columns.start;
+        vectorized(Columns { p, operands: [grad, input], moments, first, sums: &mut sums });
         for ((along, plain), column) in sums.into_iter().zip(columns) {
             // SAFETY: the results have an element per column, and the column belongs to this
             // thread.
@@ -195,4 +252,35 @@ pub(super) unsafe fn layer_norm_backward_columns<T: HostElement>(
             }
         }
     });
+}
+
+/// Sums columns for the gradients of weight and bias, from column `first` on.
+///
+/// The operands must be gradient and rows, and the moments mean and scale.
+struct Columns<'a, T: HostElement> {
+    p: &'a Norm,
+    operands: [SharedPtr<T>; 2],
+    moments: [SharedPtr<T::Compute>; 2],
+    first: usize,
+    sums: &'a mut [(f64, f64)],
+}
+
+impl<T: HostElement> Loop for Columns<'_, T> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { p, operands: [grad, input], moments, first, sums } = self;
+        for row in 0..p.rows as usize {
+            let at = row * p.size as usize + first;
+            // SAFETY: only `layer_norm_backward_columns` creates this loop. The operands have these
+            // elements, which are only read.
+            unsafe {
+                let [mean, scale] = moments.map(|of| moment::<T>(of, row));
+                for ((along, plain), i) in sums.iter_mut().zip(at..) {
+                    let g = get(grad, i);
+                    *along += g * ((get(input, i) - mean) * scale);
+                    *plain += g;
+                }
+            }
+        }
+    }
 }

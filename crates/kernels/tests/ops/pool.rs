@@ -43,12 +43,18 @@ fn windows() -> Vec<(Window, Regions)> {
         padding: [0, 0, 1],
         dilation: [1; 3],
     };
+    // Rows of more results than are computed together.
+    let wide = Window { input: [1, 3, 45], output: [1, 1, 23], kernel: [1, 2, 3], ..plain };
+    let wide = Window { padding: [0, 0, 1], ..wide };
+    let spread = Window { output: [1, 1, 15], kernel: [1, 2, 2], stride: [1, 2, 3], ..wide };
     let parts = |input, output| Window { input, output, kernel: [1; 3], stride: [1; 3], ..plain };
     vec![
         (plain, Regions::Moving),
         (padded, Regions::Moving),
         (volume, Regions::Moving),
         (row, Regions::Moving),
+        (wide, Regions::Moving),
+        (spread, Regions::Moving),
         (parts([1, 7, 5], [1, 4, 3]), Regions::Adaptive),
         (parts([1, 3, 5], [1, 5, 1]), Regions::Adaptive),
         (parts([5, 4, 6], [2, 4, 4]), Regions::Adaptive),
@@ -210,23 +216,30 @@ fn gpu_pools_and_their_gradients_are_right() {
 }
 
 #[test]
-fn nan_is_the_largest() {
+fn nan_is_the_largest_and_negative_infinity_is_an_element() {
     on_every_target(|target| {
-        let image = Tensor::new(target, F32, &[1, 1, 4], &[1.0, f64::NAN, 5.0, f64::NEG_INFINITY]);
-        let w = Window {
-            input: [1, 1, 4],
-            output: [1, 1, 2],
-            kernel: [1, 1, 2],
-            stride: [1, 1, 2],
-            padding: [0; 3],
-            dilation: [1; 3],
-        };
-        let out = Tensor::garbage(target, F32, &[1, 1, 2]);
-        let indices = Tensor::garbage(target, DType::I64, &[1, 1, 2]);
-        let (values, places) = (out.view(), indices.view());
-        max_pool(target, image.view(), &w, Regions::Moving, values, places).unwrap();
-        assert_close(F32, &out.floats(target), &[f64::NAN, 5.0], "NaN");
-        assert_eq!(indices.floats(target), [1.0, 2.0]);
+        // Rows of few results, and of more results than are computed together.
+        for repeats in [1, 8] {
+            let row = [1.0, f64::NAN, f64::NEG_INFINITY, f64::NEG_INFINITY].repeat(repeats);
+            let results = 2 * repeats;
+            let image = Tensor::new(target, F32, &[1, 1, 2 * results], &row);
+            let w = Window {
+                input: [1, 1, 2 * results],
+                output: [1, 1, results],
+                kernel: [1, 1, 2],
+                stride: [1, 1, 2],
+                padding: [0; 3],
+                dilation: [1; 3],
+            };
+            let out = Tensor::garbage(target, F32, &[1, 1, results]);
+            let indices = Tensor::garbage(target, DType::I64, &[1, 1, results]);
+            let (values, places) = (out.view(), indices.view());
+            max_pool(target, image.view(), &w, Regions::Moving, values, places).unwrap();
+            let largest = [f64::NAN, f64::NEG_INFINITY].repeat(repeats);
+            assert_eq!(format!("{:?}", out.floats(target)), format!("{largest:?}"));
+            let expected: Vec<f64> = (0..results).map(|o| (2 * o + (o + 1) % 2) as f64).collect();
+            assert_eq!(indices.floats(target), expected);
+        }
     });
 }
 

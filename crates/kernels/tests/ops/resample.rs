@@ -76,6 +76,17 @@ fn transposes(target: Target<'_>) {
 }
 
 #[test]
+fn the_gradient_of_no_rows_is_zero() {
+    on_every_target(|target| {
+        let grad = Tensor::garbage(target, F32, &[2, 0, 3]);
+        let back = Tensor::garbage(target, F32, &[2, 4, 3]);
+        let of = (Interpolation::Linear, false, 1.0);
+        resample_backward(target, grad.view(), of, back.view()).unwrap();
+        assert_eq!(back.floats(target), [0.0; 24]);
+    });
+}
+
+#[test]
 fn the_gradient_is_the_transpose() {
     on_every_target(transposes);
 }
