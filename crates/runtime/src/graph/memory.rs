@@ -54,8 +54,8 @@ impl Storage {
         let block = match block {
             Some(block) => block,
             None => {
-                let malloc = || device.allocator().malloc(bytes, stream.raw());
-                malloc_or_reclaim(runtime, malloc).map_err(crate::error::alloc("empty"))?
+                let block = malloc_or_reclaim(runtime, device.allocator(), bytes, stream);
+                block.map_err(crate::error::alloc("empty"))?
             }
         };
         let storage = Self::from_block(runtime, block, bytes, stream, None);

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use warpline_alloc::AllocError;
+use warpline_alloc::cuda::{CudaAllocator, CudaBlock};
+use warpline_stream::Stream;
 
 use crate::Runtime;
 
@@ -22,13 +24,16 @@ pub fn reclaim_before_out_of_memory(reclaim: fn(&Runtime) -> bool) {
     let _ = RECLAIM.set(reclaim);
 }
 
-/// Allocates memory, again after another cache has freed memory.
-pub(crate) fn malloc_or_reclaim<B>(
+/// Allocates memory of a device for a stream, again after another cache has freed memory.
+#[track_caller]
+pub(crate) fn malloc_or_reclaim(
     runtime: &Runtime,
-    malloc: impl Fn() -> Result<B, AllocError>,
-) -> Result<B, AllocError> {
+    allocator: &CudaAllocator,
+    bytes: usize,
+    stream: &Stream,
+) -> Result<CudaBlock, AllocError> {
     let before = RECLAIMED.load(Ordering::Acquire);
-    let error = match malloc() {
+    let error = match allocator.malloc(bytes, stream.raw()) {
         Err(error @ AllocError::OutOfMemory(_)) => error,
         other => return other,
     };
@@ -39,5 +44,8 @@ pub(crate) fn malloc_or_reclaim<B>(
     }
     drop(reclaiming);
     // Another thread may have freed the memory since the first attempt.
-    if RECLAIMED.load(Ordering::Acquire) == before { Err(error) } else { malloc() }
+    if RECLAIMED.load(Ordering::Acquire) == before {
+        return Err(error);
+    }
+    allocator.malloc(bytes, stream.raw())
 }
