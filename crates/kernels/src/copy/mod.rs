@@ -113,10 +113,6 @@ where
     }
 }
 
-/// Size in bytes up to which a captured copy is a kernel. Unlike a driver's copy, a kernel can be launched before the
-/// work before it completes, and so can the kernel after it.
-const MAX_KERNEL_COPY: usize = 1 << 16;
-
 /// Copies `src` into `dst` (`Tensor.copy_`), converting elements to the dtype of `dst`. Both have
 /// the same sizes, any dtypes, and the same device. Expand `src` to broadcast it.
 ///
@@ -154,9 +150,7 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
     {
         return Ok(());
     }
-    let bytes = src.numel().saturating_mul(src.dtype.size());
     if let Target::Cuda(_, _, stream) = target
-        && !(stream.is_capturing() && bytes <= MAX_KERNEL_COPY)
         && src.dtype == dst.dtype
         && src.sizes() == dst.sizes()
         && src.layout.is_contiguous()
@@ -167,6 +161,7 @@ pub fn copy(target: Target<'_>, src: View<'_>, dst: View<'_>) -> Result<()> {
         let size = src.dtype.size();
         launch::check_in_place(NAME, &[src.read(), dst.write()])?;
         let (to, from) = (dst.layout.offset() * size, src.layout.offset() * size);
+        let bytes = src.numel() * size;
         return launch::copy_bytes(
             stream,
             (dst.storage, to),

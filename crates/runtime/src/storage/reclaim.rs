@@ -1,11 +1,12 @@
 //! A cache of another crate, which gives up its memory before an allocation fails.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, OnceLock, PoisonError};
 
 use warpline_alloc::AllocError;
 use warpline_alloc::cuda::{CudaAllocator, CudaBlock};
 use warpline_stream::Stream;
+use warpline_sync::Mutex;
 
 use crate::Runtime;
 
@@ -13,7 +14,7 @@ static RECLAIM: OnceLock<fn(&Runtime) -> bool> = OnceLock::new();
 /// Number of calls of [`RECLAIM`] that freed memory.
 static RECLAIMED: AtomicU64 = AtomicU64::new(0);
 /// Locked during a call of [`RECLAIM`], so that other threads wait for the memory that the call frees.
-static RECLAIMING: Mutex<()> = Mutex::new(());
+static RECLAIMING: LazyLock<Mutex<()>> = LazyLock::new(Mutex::default);
 
 /// Sets the function that an allocation of device memory calls if the device has no free memory. If the function frees
 /// memory of the runtime and returns `true`, the allocation tries again. The first function is kept.
