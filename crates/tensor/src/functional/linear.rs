@@ -1,5 +1,7 @@
 //! Affine maps.
 
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 use warpline_kernels::elementwise;
 use warpline_kernels::matmul::matmul;
@@ -127,14 +129,13 @@ fn linear_as_one_node(
     sizes[input.dim() - 1] = features;
     let exec = input.exec()?;
     let out = exec.empty(&sizes, input.dtype())?;
-    let flat = |tensor: &Tensor| tensor.layout().view(&[rows, width]);
-    // A layout that cannot be viewed as a matrix is copied.
-    let copy = if flat(input).is_none() { Some(input.detach().contiguous()?) } else { None };
-    let x = copy.as_ref().unwrap_or(input);
-    let Some(matrix) = flat(x) else { return Ok(None) };
+    let (x, matrix) = match input.layout().view(&[rows, width]) {
+        Some(matrix) => (Cow::Borrowed(input), matrix),
+        None => (Cow::Owned(input.detach().contiguous()?), Layout::contiguous(&[rows, width])?),
+    };
     let (columns, product) =
         (weight.layout().transpose(0, 1)?, Layout::contiguous(&[rows, features])?);
-    matmul(exec.target(), view(x, &matrix), view(weight, &columns), view(&out, &product))?;
+    matmul(exec.target(), view(&x, &matrix), view(weight, &columns), view(&out, &product))?;
     if let Some(bias) = bias {
         let rows_of_bias = bias.layout().expand(&sizes)?;
         let operands = [out.as_view().into(), view(bias, &rows_of_bias).into()];
