@@ -110,8 +110,8 @@ trait Pool: Copy + Sync {
     /// Returns the state after element `x`, which has this index in the plane.
     fn add(state: Self::State, x: Self::Element, index: i32) -> Self::State;
 
-    /// Writes results that are `step` apart, the first of which is at offset `at`. `divisor` is
-    /// `None` for windows without elements.
+    /// Writes results from offset `at` on, `step` apart. `divisor` is `None` for windows without
+    /// elements.
     ///
     /// # Safety
     /// The operands have these results, which belong to this thread.
@@ -286,8 +286,8 @@ impl<P: Pool> Plane<'_, P> {
         }
     }
 
-    /// Computes `N` neighbouring results in the last dimension, the first of which is at this
-    /// position. If `N` is not 1, their windows must be entirely inside the image in this dimension.
+    /// Computes `N` neighbouring results in the last dimension, from this position on. If `N` is not
+    /// 1, their windows must be entirely inside the image in this dimension.
     #[inline(always)]
     fn results<const N: usize>(&self, position: [usize; 3]) {
         let (p, input) = (self.p, self.p.taps.input);

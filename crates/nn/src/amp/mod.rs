@@ -180,8 +180,8 @@ impl GradScaler {
     /// already took a step since the last update, if none of its parameters has a gradient, if a parameter group
     /// was added after [`unscale_`](Self::unscale_), if two gradients that the step unscales share memory, if a gradient
     /// is of `float16` and the optimizer's step does not unscale it, or if a captured step has gradients that were
-    /// unscaled before the capture; errors of [`Optimizer::step`]. After a failed launch, some gradients may be unscaled, so `unscale_`
-    /// and `step` fail until the next [`update`](Self::update).
+    /// unscaled before the capture; errors of [`Optimizer::step`]. After a failed launch, some gradients may be
+    /// unscaled, so `unscale_` and `step` fail until the next [`update`](Self::update).
     #[track_caller]
     pub fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         if !self.options.enabled {

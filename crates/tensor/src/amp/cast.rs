@@ -6,8 +6,8 @@
 //!
 //! A `float32` leaf that requires a gradient is usually a parameter. The converted copy stays in the leaf's autograd
 //! state until the leaf's version changes, for this region and later regions, or until an allocation on a GPU needs the
-//! memory. If the thread's outermost region has no cache, copies end with that region. The recorded conversion belongs to one
-//! region and thread, so a region that uses a parameter twice adds both gradients in the low precision, as PyTorch
+//! memory. If the thread's outermost region has no cache, copies end with that region. The recorded conversion belongs to
+//! one region and thread, so a region that uses a parameter twice adds both gradients in the low precision, as PyTorch
 //! does.
 //!
 //! Each replay must convert the current values of a leaf, so a capture reads only its own conversions, and no other work

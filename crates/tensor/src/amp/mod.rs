@@ -47,8 +47,8 @@ crate::__options! {
     /// Options of [`autocast`]: `()`, or a dtype, or this struct.
     #[derive(Clone, Copy, Debug)]
     AutocastOptions [] [] {
-        /// Sets the dtype of products: `f16`, `bf16` or, on GPUs, `f32`. Default: the dtype of the enclosing region, or else
-        /// `f16` on GPUs and `bf16` on the CPU.
+        /// Sets the dtype of products: `f16`, `bf16` or, on GPUs, `f32`. Default: the dtype of the enclosing region, or
+        /// else `f16` on GPUs and `bf16` on the CPU.
         dtype: Option<DType> = None, DType => Some;
         /// Sets whether the region converts operands. A region with `false` within another region restores the dtypes
         /// of a program without autocast. Default: true.
@@ -70,8 +70,9 @@ impl From<DType> for AutocastOptions {
 /// the same region to the end of a block.
 ///
 /// A parameter of `float32` is converted once, and again only after it was changed. An allocation that finds no free
-/// memory on a GPU frees the converted copies. A capture converts a parameter itself, once in each region, so that replays
-/// convert its current values. PyTorch's CPU has no regions of `float32`, so such a region is disabled, with a warning.
+/// memory on a GPU frees the converted copies. A capture converts a parameter itself, once in each region, so that
+/// replays convert its current values. PyTorch's CPU has no regions of `float32`, so such a region is disabled, with a
+/// warning.
 ///
 /// ```
 /// use warpline::{DType, amp, ones};
