@@ -172,6 +172,32 @@ where
     }
 }
 
+/// Computes `silu(first) * second` of the halves of the columns of a product. Only simulated devices use this function.
+///
+/// # Safety
+/// The conditions of [`warpline_cuda_sys_safe::HostKernel`]. The operands are `a`, `b` and the result, of `T`. The
+/// result has half of the product's columns.
+pub(super) unsafe fn gated<T: HostElement<Compute = f32>>(launch: &HostLaunch<'_>, p: &Product) {
+    let [a, b, c] = [0, 1, 2].map(|i| SharedPtr::<T>::operand(launch, i));
+    let (columns, half) = ((p.n / 2) as usize, p.n as i64 / 2);
+    host::parallel_for(launch.parallel, p.m as usize * columns, grain(p.k), |elements| {
+        for i in elements {
+            let (row, column) = ((i / columns) as i64, (i % columns) as i64);
+            let sum = |column: i64| {
+                let products = (0..p.k as i64).map(|k| {
+                    // SAFETY: the launch declares operands of these sizes and strides.
+                    unsafe { a.read(p.a.at(0, row, k)).get() * b.read(p.b.at(0, k, column)).get() }
+                });
+                T::put(products.sum()).get()
+            };
+            let (gate, up) = (sum(column), sum(column + half));
+            let of = T::put(gate / (1.0 + (-gate).exp()) * up);
+            // SAFETY: the result has this element, which belongs to this thread.
+            unsafe { c.write(p.c.at(0, row, column), of) };
+        }
+    });
+}
+
 /// Returns the number of rows of `columns` elements that are worth a thread.
 fn grain(columns: u64) -> usize {
     GRAIN / columns.max(1) as usize

@@ -33,18 +33,31 @@ __device__ __forceinline__ uint4 read(u64 at) {
     return r;
 }
 
+// Returns the number that `T` stores for `x`.
+template <class T> __device__ __forceinline__ f32 rounded(f32 x) {
+    T r;
+    store(r, x);
+    return load(r);
+}
+
 // A block computes eight columns. Its warps divide the sums, and each sums runs of 32 * DEPTH
 // products. The rows are the left operand of the tensor cores and eight columns the right one. A
 // sum may take its products in any order, so a lane loads eight adjacent elements of a row and of a
 // column, and they serve two operations of sixteen products.
-template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* a, const T* b, T* c, const Product& p) {
+//
+// If `GATED`, the columns of a block are four from the first half of the matrix and the four at the same
+// places of the second half. The result is silu(first) * second.
+template <class T, bool WIDE, bool GATED>
+__device__ __forceinline__ void few_rows(const T* a, const T* b, T* c, const Product& p) {
     constexpr u32 EACH = WIDE ? 128 : 64, STEP = WARPS * 32 * DEPTH;
     __shared__ f32 partial[WARPS][EACH];
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = lane / 4, of = lane % 4 * 8;
-    const u64 first = (u64)blockIdx.x * 8;
+    constexpr u32 COLUMNS = GATED ? 4 : 8;
+    const u64 first = (u64)blockIdx.x * COLUMNS, columns = GATED ? p.n / 2 : p.n;
     const u32 begin = warp * 32 * DEPTH + of;
     // Rows and columns beyond the last one repeat it. Their sums are not stored.
-    u64 column = address(b + ((i64)min(first + group, p.n - 1) * p.b.column + begin));
+    const u64 own = min(first + group % COLUMNS, columns - 1) + (group >= COLUMNS ? columns : 0);
+    u64 column = address(b + ((i64)own * p.b.column + begin));
     u64 low = address(a + (min(group, (u32)p.m - 1) * (u32)p.a.row + begin));
     u64 high = WIDE ? address(a + (min(group + 8, (u32)p.m - 1) * (u32)p.a.row + begin)) : low;
     // Number of products from the lane's first one to the end of the sum.
@@ -74,23 +87,24 @@ template <class T, bool WIDE> __device__ __forceinline__ void few_rows(const T* 
     to[0] = sums[0], to[1] = sums[1];
     if (WIDE) to[64] = sums[2], to[65] = sums[3];
     __syncthreads();
-    const u32 row = threadIdx.x / 8;
-    const u64 at = first + threadIdx.x % 8;
-    if (threadIdx.x >= EACH || row >= p.m || at >= p.n) return;
+    // Whole warps return here, so the others can shuffle.
+    if (threadIdx.x >= EACH) return;
     f32 sum = 0;
 #pragma unroll
     for (u32 w = 0; w < WARPS; w++) sum += partial[w][threadIdx.x];
-    store(c[row * p.c.row + (i64)at * p.c.column], sum);
+    if (GATED) {
+        const f32 gate = rounded<T>(sum), up = __shfl_down_sync(~0u, gate, COLUMNS);
+        sum = gate / (1 + expf(-gate)) * up;
+    }
+    const u32 row = threadIdx.x / 8, of_row = threadIdx.x % 8;
+    const u64 at = first + of_row;
+    if (of_row < COLUMNS && row < p.m && at < columns) store(c[row * p.c.row + (i64)at * p.c.column], sum);
 }
 
-#define FEW_ROWS(T)                                                                                   \
-    extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void few_rows_##T##_narrow(                \
+#define FEW_ROWS(name, T, WIDE, GATED)                                                                \
+    extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void few_rows_##T##_##name(                \
         const T* a, const T* b, T* c, const __grid_constant__ Product p) {                            \
-        few_rows<T, false>(a, b, c, p);                                                               \
-    }                                                                                                 \
-    extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void few_rows_##T##_wide(                  \
-        const T* a, const T* b, T* c, const __grid_constant__ Product p) {                            \
-        few_rows<T, true>(a, b, c, p);                                                                \
+        few_rows<T, WIDE, GATED>(a, b, c, p);                                                         \
     }
 #else
 // A block computes four columns for up to M rows. Its threads divide the sums, and each loads four

@@ -45,10 +45,14 @@ const F32_KERNELS: [[u32; 4]; 4] =
     [[1, 256, 2, 2], [4, 128, 2, 4], [8, 128, 1, 5], [16, 128, 1, 4]];
 
 pub(super) static FEW_ROWS: Program =
-    Program::new("few_rows", HALVES, &["narrow", "wide"], |_, ty| {
+    Program::new("few_rows", HALVES, &["narrow", "wide", "gated_narrow", "gated_wide"], |_, ty| {
         let of = Source::new().with::<Product>().push(module::ELEMENT).push(TENSOR_CORES);
         let of = of.push(&format!("#define WARPS {HALF_WARPS}\n#define DEPTH 4"));
-        of.push(include_str!("few_rows.cuh")).push(&format!("FEW_ROWS({ty})"))
+        let kernels = ["narrow", "wide", "gated_narrow", "gated_wide"].map(|name| {
+            let [wide, gated] = ["wide", "gated"].map(|part| name.contains(part));
+            format!("FEW_ROWS({name}, {ty}, {wide}, {gated})")
+        });
+        of.push(include_str!("few_rows.cuh")).push(&kernels.join("\n"))
     })
     .with_ptx(committed);
 
@@ -69,13 +73,19 @@ pub(super) static FEW_ROWS_FLOATS: Program =
 static HALF: [Kernel<Product, 3>; 2] = unsafe {
     Kernel::array(&FEW_ROWS, ["narrow", "wide"], hosts!(F16 | BF16, T => cpu::halves::<T, T>))
 };
+// SAFETY: as for `HALF`. `FewRows::new` checks that the right operand has the columns of `Product`, and
+// `check_gated` that the result has half as many.
+static GATED: [Kernel<Product, 3>; 2] = unsafe {
+    let names = ["gated_narrow", "gated_wide"];
+    Kernel::array(&FEW_ROWS, names, hosts!(F16 | BF16, T => cpu::gated::<T>))
+};
 // SAFETY: `FewRows::new` chooses the kernel and the `Product`: that of `matmul`, or its transpose, for
 // which `launch` exchanges the operands. It checks that the rows of the left operand and the columns of
 // the right one consist of whole, aligned vectors. Each element of the result is written by one thread.
 static F32: [Kernel<Product, 3>; 4] = unsafe {
     Kernel::array(&FEW_ROWS_FLOATS, ["1", "4", "8", "16"], hosts!(F32, T => cpu::floats::<T>))
 };
-test_sources!(HALF, F32);
+test_sources!(HALF, GATED, F32);
 
 /// A product of few rows.
 pub(super) struct FewRows {
@@ -87,16 +97,18 @@ pub(super) struct FewRows {
 }
 
 impl FewRows {
-    /// Returns `None` if a kernel for few rows does not support the product, or would not be faster.
+    /// Returns `None` if a kernel for few rows does not support the product, or would not be faster. If `gated`, the
+    /// result is `silu(first) * second` of the halves of the product's columns.
     pub(super) fn new(
         target: Target<'_>,
         operands: [View<'_>; 2],
         out: View<'_>,
         product: &Product,
+        gated: bool,
     ) -> Option<Self> {
         let Target::Cuda(_, device, _) = target else { return None };
         let dtype = operands[0].dtype;
-        let transposed = product.n < product.m;
+        let transposed = product.n < product.m && !gated;
         let p = if transposed { product.transposed() } else { *product };
         let width = VECTOR / dtype.size();
         let aligned =
@@ -117,9 +129,10 @@ impl FewRows {
         }
         let (kernel, columns, threads) = match dtype {
             DType::F16 | DType::BF16 if device.properties().compute_capability >= (8, 0) => {
-                (&HALF[usize::from(p.m > 8)], HALF_COLUMNS, HALF_WARPS * 32)
+                let kernels = if gated { &GATED } else { &HALF };
+                (&kernels[usize::from(p.m > 8)], HALF_COLUMNS, HALF_WARPS * 32)
             }
-            DType::F32 => {
+            DType::F32 if !gated => {
                 let at = F32_KERNELS.iter().position(|&[rows, ..]| p.m <= u64::from(rows))?;
                 (&F32[at], F32_COLUMNS, F32_KERNELS[at][1])
             }

@@ -183,7 +183,7 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     };
     kernel.check_dtype(OP, a.dtype)?;
     let operands = [a.read(), b.read(), out.write()];
-    if !small && let Some(few) = FewRows::new(target, [a, b], out, &params) {
+    if !small && let Some(few) = FewRows::new(target, [a, b], out, &params, false) {
         return few.launch(target, operands);
     }
     if !small && launch_cublas(target, operands, &params)? {
@@ -192,6 +192,34 @@ pub fn matmul(target: Target<'_>, a: View<'_>, b: View<'_>, out: View<'_>) -> Re
     let tiles = params.m.div_ceil(tile).saturating_mul(params.n.div_ceil(tile));
     let grid = [blocks(tiles as usize), 1, params.batch.min(65_535) as u32];
     kernel.launch(target, OP, &operands, &params, Grid::new(grid, 256))
+}
+
+/// Computes `silu(gate) * up` in one launch, where `gate` and `up` are the first and the second half of the columns of
+/// the product of `a`, `m × k`, and `b`, `k × 2n`. `out` is `m × n`. The elements of `gate` and `up` are rounded to the
+/// dtype, so the result equals that of a product and of [`SILU_MUL`](crate::elementwise::SILU_MUL).
+///
+/// Returns `false` without a launch unless a kernel supports the operands: half-width floats on a device of compute
+/// capability 8.0 or newer, at most sixteen rows, and contiguous columns of `b` whose length and distance are multiples
+/// of 16 bytes.
+///
+/// # Errors
+/// - [`ErrorKind::DTypeMismatch`] if `a`, `b` and `out` have different dtypes.
+/// - [`ErrorKind::ShapeMismatch`] if the views are not matrices of the sizes above.
+/// - The other errors of [`matmul`].
+#[track_caller]
+pub fn matmul_silu_mul(
+    target: Target<'_>,
+    a: View<'_>,
+    b: View<'_>,
+    out: View<'_>,
+) -> Result<bool> {
+    let params = check_gated(a, b, out)?;
+    if out.numel() == 0 {
+        return Ok(true);
+    }
+    let Some(few) = FewRows::new(target, [a, b], out, &params, true) else { return Ok(false) };
+    few.launch(target, [a.read(), b.read(), out.write()])?;
+    Ok(true)
 }
 
 /// Launches a product by cuBLAS. Returns `false` if cuBLAS does not compute it.
@@ -259,4 +287,20 @@ fn check(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
     check_operands(OP, &[a.read(), b.read(), out.write()])?;
     let [batch, m, n, k] = [batch, m, n, k].map(|v| v as u64);
     Ok(Product { batch, m, n, k, a: Steps::of(&a), b: Steps::of(&b), c: Steps::of(&out) })
+}
+
+/// Checks the operands of a gated product. Returns the product of `a` and all columns of `b`.
+#[track_caller]
+fn check_gated(a: View<'_>, b: View<'_>, out: View<'_>) -> Result<Product> {
+    out.check_dtype(OP, a.dtype)?;
+    let &[_, columns] = b.sizes() else {
+        return Err(Error::shape(OP, format!("a matrix must have two sizes, not {:?}", b.sizes())));
+    };
+    if !columns.is_multiple_of(2) {
+        return Err(Error::shape(OP, format!("{columns} columns do not have two equal halves")));
+    }
+    let half = b.layout.narrow(1, 0, columns / 2)?;
+    let product = check(a, View { layout: &half, ..b }, out)?;
+    check_operands(OP, &[a.read(), b.read(), out.write()])?;
+    Ok(Product { n: 2 * product.n, ..product })
 }

@@ -26,7 +26,7 @@ fn few_rows_have_a_kernel_if_their_loads_are_whole_vectors() {
             let b = weight.with(|l| l.narrow(1, from as isize, k)).with(|l| l.transpose(0, 1));
             let out = Tensor::garbage(target, dtype, &[m, 64]);
             let product = check(a.view(), b.view(), out.view()).unwrap();
-            FewRows::new(target, [a.view(), b.view()], out.view(), &product).is_some()
+            FewRows::new(target, [a.view(), b.view()], out.view(), &product, false).is_some()
         };
         let is_device = matches!(target, Target::Cuda(..));
         for dtype in [DType::F16, DType::BF16, DType::F32] {

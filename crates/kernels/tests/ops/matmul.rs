@@ -194,6 +194,85 @@ fn gpu_products_of_few_rows_or_columns_are_right() {
     on_gpu(few_rows_or_columns);
 }
 
+/// Gated products of as many rows as the kernels support, of halves whose length is and is not a multiple of a block's
+/// columns, and operands that no kernel supports.
+fn gated(target: Target<'_>) {
+    let is_device = matches!(target, Target::Cuda(..));
+    for dtype in [DType::F16, DType::BF16] {
+        for [m, half, k] in [[1, 32, 8], [3, 50, 2056], [8, 33, 72], [9, 64, 520], [16, 39, 2048]] {
+            let a = matrix(target, dtype, [1, m, k], 0, 1).with(|l| l.squeeze(0));
+            let stored = values(dtype, 2 * half * (k + 16), 2);
+            let stored = Tensor::new(target, dtype, &[2 * half, k + 16], &stored);
+            let b = stored.with(|l| l.narrow(1, 8, k)).with(|l| l.transpose(0, 1));
+            let sums = reference(dtype, [1, m, 2 * half, k], &a.floats(target), &b.floats(target));
+            let expected = sums.chunks(2 * half).flat_map(|row| {
+                let (gate, up) = row.split_at(half);
+                gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u)
+            });
+            let expected: Vec<f64> = expected.collect();
+            let out = Tensor::garbage(target, dtype, &[m, half + 1]).with(|l| l.narrow(1, 1, half));
+            let is_computed = matmul_silu_mul(target, a.view(), b.view(), out.view()).unwrap();
+            assert_eq!(is_computed, is_device, "{dtype} {m} {half} {k}");
+            if is_computed {
+                let context = format!("{dtype}: {m} rows, 2 * {half} columns of {k}");
+                assert_close(dtype, &out.floats(target), &expected, &context);
+            }
+        }
+    }
+    for (dtype, [m, half, k]) in [
+        (DType::F32, [1, 64, 512]),
+        (DType::F16, [17, 64, 512]),
+        (DType::F16, [1, 64, 510]),
+        (DType::F16, [1, 16, 512]),
+        // Few columns and many rows, as in a transposed product of few rows.
+        (DType::F16, [64, 4, 512]),
+    ] {
+        let [a, b] = [[m, k], [2 * half, k]].map(|sizes| Tensor::garbage(target, dtype, &sizes));
+        let (b, out) = (b.with(|l| l.transpose(0, 1)), Tensor::garbage(target, dtype, &[m, half]));
+        assert!(
+            !matmul_silu_mul(target, a.view(), b.view(), out.view()).unwrap(),
+            "{m} {half} {k}"
+        );
+    }
+}
+
+#[test]
+fn a_gated_product_equals_a_product_and_a_gate() {
+    on_every_target(gated);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpu_a_gated_product_equals_a_product_and_a_gate() {
+    on_gpu(gated);
+}
+
+#[test]
+fn a_gated_product_names_the_operands_that_do_not_fit() {
+    on_every_target(|target| {
+        let make = |dtype, sizes: &[usize]| Tensor::garbage(target, dtype, sizes);
+        let a = make(DType::F16, &[2, 8]);
+        for (b, out) in [
+            (make(DType::F16, &[8, 127]), make(DType::F16, &[2, 63])),
+            (make(DType::F16, &[8, 128]), make(DType::F16, &[2, 128])),
+            (make(DType::F16, &[16, 128]), make(DType::F16, &[2, 64])),
+            (make(DType::F16, &[1, 8, 128]), make(DType::F16, &[2, 64])),
+        ] {
+            let error = matmul_silu_mul(target, a.view(), b.view(), out.view()).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::ShapeMismatch { .. }), "{error}");
+        }
+        let (b, out) = (make(DType::F16, &[8, 128]), make(DType::F32, &[2, 64]));
+        let error = matmul_silu_mul(target, a.view(), b.view(), out.view()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::DTypeMismatch { .. }), "{error}");
+        // The second half of the columns reaches outside the storage.
+        let b = make(DType::F16, &[64, 8]);
+        let layout = Layout::from_parts(smallvec![8, 128], smallvec![1, 8], 0);
+        let b = b.with(|_| Ok(layout));
+        let error = matmul_silu_mul(target, a.view(), b.view(), make(DType::F16, &[2, 64]).view());
+        assert!(matches!(error.unwrap_err().kind(), ErrorKind::OutOfStorage { .. }));
+    });
+}
+
 #[test]
 fn a_product_of_matrices_is_right() {
     on_every_target(|target| {

@@ -104,7 +104,7 @@ fn products_of_few_rows_wait_before_they_access_global_memory() {
             }
         }
     }
-    assert_eq!(kernels, 8);
+    assert_eq!(kernels, 12);
 }
 
 /// The identifiers of `ptx`, in order of appearance.

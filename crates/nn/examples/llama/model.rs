@@ -6,8 +6,8 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use warpline::functional::{
-    AttentionOptions, KvCache, RMSNormOptions, add_rms_norm, linear, rms_norm, rotary_embedding,
-    scaled_dot_product_attention, silu_mul,
+    AttentionOptions, KvCache, RMSNormOptions, add_rms_norm, linear, linear_silu_mul, rms_norm,
+    rotary_embedding, scaled_dot_product_attention,
 };
 use warpline::{DType, Device, Result, Tensor, arange, cat, embedding, tensor};
 use warpline_nn::load_file;
@@ -168,8 +168,7 @@ impl Llama {
             let (y, sum) = self.add_norm(&x, residual, &layer.input_norm)?;
             let y = self.attend(layer, &y, angles, cache)?;
             let (y, sum) = self.add_norm(&y, Some(sum), &layer.post_norm)?;
-            let halves = linear(&y, &layer.gate_up, None)?.chunk(2, -1)?;
-            x = linear(&silu_mul(&halves[0], &halves[1])?, &layer.down, None)?;
+            x = linear(&linear_silu_mul(&y, &layer.gate_up)?, &layer.down, None)?;
             residual = Some(sum);
         }
         let (x, _) = self.add_norm(&x, residual, &self.norm)?;

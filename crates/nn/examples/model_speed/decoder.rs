@@ -1,8 +1,8 @@
 //! A decoder with the shape of Llama 3.2 1B: grouped heads, rotary embeddings, RMSNorm and tied embeddings.
 
 use warpline::functional::{
-    self, AttentionOptions, KvCache, add_rms_norm, linear, rotary_embedding,
-    scaled_dot_product_attention, silu_mul,
+    self, AttentionOptions, KvCache, add_rms_norm, linear, linear_silu_mul, rotary_embedding,
+    scaled_dot_product_attention,
 };
 use warpline::{DType, Result, Tensor, arange, arange_start_step, cat, expr, stack, zeros};
 use warpline_nn::{Embedding, Linear, LinearOptions, Module, RMSNorm, RMSNormOptions};
@@ -221,8 +221,7 @@ impl FusedLayer {
         let y = scaled_dot_product_attention(&q, cache.keys(), cache.values(), options)?;
         let y = self.o.forward(&y.transpose(1, 2)?.reshape([b, l, width])?)?;
         let (y, residual) = add_norm(&self.n2, &y, &residual)?;
-        let halves = self.gate_up.forward(&y)?.chunk(2, -1)?;
-        Ok((self.down.forward(&silu_mul(&halves[0], &halves[1])?)?, residual))
+        Ok((self.down.forward(&linear_silu_mul(&y, &self.gate_up.weight)?)?, residual))
     }
 }
 

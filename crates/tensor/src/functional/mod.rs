@@ -51,7 +51,7 @@ pub use dropout::{DropoutOptions, dropout, dropout1d, dropout2d, dropout3d};
 pub use fold::{FoldOptions, fold, unfold};
 pub use interpolate::{InterpolateMode, InterpolateOptions, ScaleFactor, interpolate};
 pub use kv_cache::KvCache;
-pub use linear::{bilinear, linear};
+pub use linear::{bilinear, linear, linear_silu_mul};
 pub use loss::{
     BCELossOptions, BCEWithLogitsLossOptions, CrossEntropyLossOptions, HuberLossOptions,
     KLDivLossOptions, NLLLossOptions, Reduction, SmoothL1LossOptions, binary_cross_entropy,

@@ -367,13 +367,10 @@ pub(crate) fn counts_as_number(
     common: DType,
     is_wide: impl FnOnce() -> bool,
 ) -> bool {
-    if t.dim() > 0 || t.is_cuda() {
+    if t.dim() > 0 || t.is_cuda() || !t.storage().runtime().same_as(main.storage().runtime()) {
         return false;
     }
-    if main.is_cuda() {
-        return t.storage().runtime().same_as(main.storage().runtime());
-    }
-    main.dim() > 0 && matches!(common, DType::F16 | DType::BF16) && is_wide()
+    main.is_cuda() || main.dim() > 0 && matches!(common, DType::F16 | DType::BF16) && is_wide()
 }
 
 /// Fails if an op with [`OperandRule::RefusesBools`] has boolean operands.

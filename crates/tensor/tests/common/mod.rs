@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test binary uses only a part
 
 pub(crate) mod bad_calls;
+pub(crate) mod random;
 pub(crate) mod sources;
 
 use std::path::PathBuf;

@@ -29,6 +29,13 @@ IMAGE, KERNEL, VOLUME, CUBE = (1, 2, 6, 6), (2, 2, 3, 3), (1, 2, 4, 4, 4), (2, 2
 ROW, WINDOW = (1, 2, 6), (2, 2, 3)
 HEADS = (1, 2, 4, 8)
 
+
+def silu_of_halves(x, weight):
+    gate, up = F.linear(x, weight).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+
 # Name here, sizes of the operands, call.
 OPS = [
     ("Tensor::matmul", [MATRIX, MATRIX], torch.matmul),
@@ -49,6 +56,7 @@ OPS = [
     ("einsum[...ij,ij]", [BATCH, MATRIX], lambda *x: torch.einsum("...ij,ij", *x)),
     ("Tensor::cdist", [MATRIX, MATRIX], torch.cdist),
     ("functional::linear", [MATRIX, MATRIX, VECTOR], F.linear),
+    ("functional::linear_silu_mul", [MATRIX, (2, 3)], silu_of_halves),
     ("functional::conv1d", [ROW, WINDOW], F.conv1d),
     ("functional::conv2d", [IMAGE, KERNEL], F.conv2d),
     ("functional::conv3d", [VOLUME, CUBE], F.conv3d),

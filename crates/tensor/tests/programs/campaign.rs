@@ -26,6 +26,8 @@ pub(crate) fn number(name: &str, default: u64) -> u64 {
 const RANGE: &str = "WARPLINE_PROGRAMS_CHILD";
 /// Variable with the steps to keep. Without it, all steps run.
 const KEEP: &str = "WARPLINE_PROGRAMS_KEEP";
+/// Variable that makes the programs run on this machine's GPUs instead of simulated ones.
+const ON_GPUS: &str = "WARPLINE_TEST_ON_GPUS";
 /// Variable with the folder to which the child writes its results.
 const FOLDER: &str = "WARPLINE_PROGRAMS_FOLDER";
 
@@ -43,6 +45,7 @@ pub(crate) fn work() {
     let folder = PathBuf::from(std::env::var(FOLDER).expect("the parent's folder"));
     let [first, count, stride] = numbers(&range)[..] else { panic!("{RANGE}={range}") };
     let kept = std::env::var(KEEP).ok().map(|text| numbers(&text));
+    let on_gpus = std::env::var_os(ON_GPUS).is_some();
     let mut coverage = Coverage::new();
     for seed in (0..count).map(|k| (first + k * stride) as u64) {
         write(&folder.join("seed"), &seed.to_string());
@@ -50,7 +53,7 @@ pub(crate) fn work() {
         if let Some(kept) = &kept {
             program = keep(program, kept);
         }
-        if let Err(reason) = check(&program, seed, &mut coverage) {
+        if let Err(reason) = check(&program, seed, &mut coverage, on_gpus) {
             write(&folder.join("reason"), &reason);
             std::process::exit(3);
         }
@@ -79,7 +82,7 @@ enum End {
 }
 
 impl Worker {
-    fn start(name: &str, seeds: [u64; 3], kept: Option<&[usize]>) -> Self {
+    fn start(name: &str, seeds: [u64; 3], kept: Option<&[usize]>, on_gpus: bool) -> Self {
         let folder =
             std::env::temp_dir().join(format!("warpline-programs-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
@@ -90,6 +93,9 @@ impl Worker {
         if let Some(kept) = kept {
             let kept: Vec<String> = kept.iter().map(ToString::to_string).collect();
             command.env(KEEP, kept.join(","));
+        }
+        if on_gpus {
+            command.env(ON_GPUS, "1");
         }
         let log = std::fs::File::create(folder.join("log")).expect("a log");
         command.stdout(Stdio::null()).stderr(log);
@@ -146,15 +152,15 @@ impl Drop for Worker {
 
 /// Runs `count` programs, beginning with the seed `first`. If a program fails, panics with the
 /// shrunk program as Rust code.
-pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
+pub(crate) fn campaign(first: u64, count: u64, on_gpus: bool) -> BTreeMap<String, u64> {
     let start = Instant::now();
-    let parallel = std::thread::available_parallelism().map_or(2, |n| n.get().min(8)) as u64;
+    let parallel = std::thread::available_parallelism().map_or(2, |n| n.get()) as u64;
     // Seeds are dealt to the workers in turn, so a failing seed tells how many programs ran before
     // it.
     let mut workers: Vec<Worker> = (0..parallel.min(count))
         .map(|k| {
             let seeds = [first + k, (count - k).div_ceil(parallel), parallel];
-            Worker::start(&format!("from-{}", first + k), seeds, None)
+            Worker::start(&format!("from-{}", first + k), seeds, None, on_gpus)
         })
         .collect();
     let mut coverage = BTreeMap::new();
@@ -175,7 +181,7 @@ pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
                 }
                 Some(End::Failed(seed, reason)) => {
                     drop(workers);
-                    fail(seed, &reason);
+                    fail(seed, &reason, on_gpus);
                 }
             }
         }
@@ -187,7 +193,7 @@ pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
 }
 
 /// Shrinks the program of a seed, and panics with the remaining steps.
-fn fail(seed: u64, reason: &str) -> ! {
+fn fail(seed: u64, reason: &str, on_gpus: bool) -> ! {
     let program = generate::program(seed);
     let mut kept: Vec<usize> = program.iter().map(|step| step.id).collect();
     let mut reason = reason.to_owned();
@@ -195,6 +201,7 @@ fn fail(seed: u64, reason: &str) -> ! {
         "shrink",
         [seed, 1, 1],
         Some(kept),
+        on_gpus,
     )
     .wait()
     {

@@ -4,9 +4,9 @@ use warpline::{Result, cuda, with_runtime};
 use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
 
-use crate::generate::Random;
 use crate::ops;
 use crate::plan::Plan;
+use crate::random::Random;
 use crate::row::Effect;
 use crate::run::{Machine, World, describe};
 

@@ -151,6 +151,26 @@ pub(crate) fn rows() -> Vec<Row> {
             assert!(panicked.is_err());
         })
         .weight(5),
+        row!(
+            "hooks of leaves run in the order of their gradients",
+            |d| d.leaf(),
+            |t, _| of_leaf(t),
+            |t, _| {
+                let leaf = |_| t[0].detach().copy()?.reshape([-1])?.requires_grad_(true);
+                let leaves = (0..6).map(leaf).collect::<warpline::Result<Vec<_>>>()?;
+                let order = std::sync::Arc::new(std::sync::Mutex::new(vec![]));
+                for (k, leaf) in leaves.iter().enumerate() {
+                    let order = order.clone();
+                    leaf.register_hook(move |_| {
+                        order.lock().unwrap().push(k);
+                        Ok(None)
+                    })?;
+                }
+                warpline::cat(&leaves, 0)?.sum(())?.backward()?;
+                assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+            }
+        )
+        .weight(5),
         row!("autograd::grad(create_graph)", |d| d.leaf(), |t, _| of_leaf(t), |t, _| {
             let y = t[0].mul(&t[0])?.sum(())?;
             let first =

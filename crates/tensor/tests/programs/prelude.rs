@@ -1,7 +1,12 @@
 //! Functions that the programs call. A printed program contains this file.
 #![allow(dead_code)] // each program uses only a part
 
+use std::sync::Arc;
+
+use warpline::cuda::driver::{CudaMemory, DeviceMemory, Driver, DriverError};
 use warpline::{DType, Device, Error, Result, Tensor, cuda};
+use warpline_cuda_sys_safe::StreamFlags;
+use warpline_cuda_sys_safe::owned;
 
 /// Returns the device with a number: 0 and 1 are GPUs, 2 is the host. Without GPUs, every number
 /// means the host.
@@ -88,4 +93,45 @@ pub(crate) fn read(t: &Tensor) -> Result<Vec<f64>> {
 /// Returns the error of closures that fail on purpose.
 pub(crate) fn own_error() -> Error {
     Error::invalid("own", "the program's own error")
+}
+
+/// A value that may convert into memory for a pool.
+struct Offer<T>(T);
+
+/// Converts an offer. The compiler prefers this trait if the conversion exists.
+trait Accepted {
+    fn convert(self) -> Option<CudaMemory>;
+}
+
+impl<T: Into<CudaMemory>> Accepted for Offer<T> {
+    fn convert(self) -> Option<CudaMemory> {
+        Some(self.0.into())
+    }
+}
+
+/// Refuses an offer.
+trait Refused {
+    fn convert(self) -> Option<CudaMemory>;
+}
+
+impl<T> Refused for &Offer<T> {
+    fn convert(self) -> Option<CudaMemory> {
+        None
+    }
+}
+
+/// Returns memory for a pool, as the source of the pool. Memory of a stream-ordered pool may be used only in the order
+/// of its stream, so the library must not take it. If the library takes it, the source returns it.
+pub(crate) fn memory(
+    driver: &Arc<dyn Driver>,
+    device: usize,
+    bytes: usize,
+) -> std::result::Result<CudaMemory, DriverError> {
+    let flags = StreamFlags { non_blocking: true, ..StreamFlags::default() };
+    let stream = owned::Stream::new(driver, device, flags)?;
+    let ordered = owned::MemPool::new(driver, device)?.alloc(bytes, &stream)?;
+    match Offer(ordered).convert() {
+        Some(memory) => Ok(memory),
+        None => Ok(DeviceMemory::new(driver, device, bytes)?.into()),
+    }
 }

@@ -74,19 +74,26 @@ pub(crate) struct World {
     name: String,
     pub(crate) runtime: Runtime,
     pub(crate) sim: Option<std::sync::Arc<SimDriver>>,
+    has_gpus: bool,
 }
 
 impl World {
     fn cpu() -> Self {
         let reason = DriverError::NoDevice { reason: "hidden by a test".into() };
         let runtime = Runtime::without_cuda(reason, &RuntimeConfig::default());
-        Self { name: "cpu".into(), runtime, sim: None }
+        Self { name: "cpu".into(), runtime, sim: None, has_gpus: false }
     }
 
     pub(crate) fn simulated(schedule: Schedule) -> Self {
         let sim = SimConfig { schedule, ..SimConfig::new(2) }.build();
         let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).expect("a runtime");
-        Self { name: format!("{schedule:?}"), runtime, sim: Some(sim) }
+        Self { name: format!("{schedule:?}"), runtime, sim: Some(sim), has_gpus: true }
+    }
+
+    /// Returns the world of the first two GPUs of this machine.
+    fn real() -> Result<Self> {
+        let runtime = warpline::open("cuda", &RuntimeConfig::default())?;
+        Ok(Self { name: "GPUs".into(), runtime, sim: None, has_gpus: true })
     }
 }
 
@@ -94,9 +101,14 @@ impl World {
 /// error.
 pub(crate) type Coverage = BTreeMap<(usize, String), u64>;
 
-/// Runs a program on the CPU and on simulated GPUs. Fails with a description of the first
-/// violation.
-pub(crate) fn check(program: &[Step], seed: u64, coverage: &mut Coverage) -> Result<(), String> {
+/// Runs a program on the CPU, and on simulated GPUs or, if `on_gpus`, on the first two GPUs of this machine. Fails with a
+/// description of the first violation.
+pub(crate) fn check(
+    program: &[Step],
+    seed: u64,
+    coverage: &mut Coverage,
+    on_gpus: bool,
+) -> Result<(), String> {
     let plan = plan(program);
     for planned in &plan.steps {
         let kind = match &planned.expect {
@@ -105,16 +117,20 @@ pub(crate) fn check(program: &[Step], seed: u64, coverage: &mut Coverage) -> Res
         };
         *coverage.entry((planned.step.row, kind)).or_default() += 1;
     }
-    let worlds =
-        [World::cpu(), World::simulated(Schedule::Lazy), World::simulated(Schedule::Seeded(seed))];
-    let mut traces = Vec::new();
-    for world in worlds {
+    let run = |world: World| {
         let name = world.name.clone();
-        traces.push(run(&plan, world).map_err(|reason| format!("{name}: {reason}"))?);
+        run(&plan, world).map_err(|reason| format!("{name}: {reason}"))
+    };
+    let cpu = run(World::cpu())?;
+    if on_gpus {
+        let gpus = run(World::real().map_err(|e| e.to_string())?)?;
+        return compare(&plan, &cpu, &gpus, true).map_err(|e| format!("CPU and GPUs: {e}"));
     }
+    let lazy = run(World::simulated(Schedule::Lazy))?;
+    let seeded = run(World::simulated(Schedule::Seeded(seed)))?;
     faults::run(&plan, seed)?;
-    compare(&plan, &traces[0], &traces[1], true).map_err(|e| format!("CPU and lazy GPU: {e}"))?;
-    compare(&plan, &traces[1], &traces[2], false).map_err(|e| format!("lazy and seeded GPU: {e}"))
+    compare(&plan, &cpu, &lazy, true).map_err(|e| format!("CPU and lazy GPU: {e}"))?;
+    compare(&plan, &lazy, &seeded, false).map_err(|e| format!("lazy and seeded GPU: {e}"))
 }
 
 fn compare(plan: &Plan, a: &Trace, b: &Trace, devices: bool) -> Result<(), String> {
@@ -191,7 +207,7 @@ fn run(plan: &Plan, world: World) -> Result<Trace, String> {
     let trace = with_runtime(&runtime, || {
         warpline::manual_seed(1);
         let mut machine = Machine::new(&world);
-        if world.sim.is_some() {
+        if world.has_gpus {
             for (device, streams) in machine.streams.iter_mut().enumerate() {
                 for _ in 0..2 {
                     streams.push(Stream::new(device).map_err(|e| e.to_string())?);
@@ -234,9 +250,9 @@ impl<'a> Machine<'a> {
 impl Machine<'_> {
     /// Runs steps at the same time.
     fn group(&mut self, steps: &[Planned]) -> Result<(), String> {
-        let skip = |p: &Planned| self.world.sim.is_none() && only_on_gpus(p);
+        let skip = |p: &Planned| !self.world.has_gpus && only_on_gpus(p);
         let wrong = steps.len() == 1 && matches!(steps[0].expect, Expect::Err(_));
-        let before = (wrong && self.world.sim.is_none()).then(|| self.snapshots()).transpose()?;
+        let before = (wrong && !self.world.has_gpus).then(|| self.snapshots()).transpose()?;
         let answers: Vec<Option<Answer>> = if let [planned] = steps {
             vec![(!skip(planned)).then(|| self.call(planned))]
         } else {
@@ -358,11 +374,8 @@ impl Machine<'_> {
                 v.offset
             ));
         }
-        let device = if v.place == 2 || self.world.sim.is_none() {
-            Device::Cpu
-        } else {
-            Device::cuda(v.place)
-        };
+        let device =
+            if v.place == 2 || !self.world.has_gpus { Device::Cpu } else { Device::cuda(v.place) };
         if t.device() != device {
             return Err(format!("the result is on {}, but must be on {device}", t.device()));
         }
@@ -385,7 +398,7 @@ impl Machine<'_> {
     }
 
     fn check_memory(&self, planned: &Planned) -> Result<(), String> {
-        if let (Some(expected), Some(_)) = (planned.allocated, &self.world.sim) {
+        if let Some(expected) = planned.allocated.filter(|_| self.world.has_gpus) {
             for (device, expected) in expected.into_iter().enumerate() {
                 let allocated = cuda::memory_allocated(device).map_err(|e| e.to_string())?;
                 if allocated != expected {
@@ -412,7 +425,7 @@ impl Machine<'_> {
             self.trace.gradients.push(grad.as_ref().map(read).transpose()?);
         }
         self.slots.clear();
-        if self.world.sim.is_some() {
+        if self.world.has_gpus {
             for device in 0..2 {
                 cuda::synchronize(device).map_err(|e| format!("at the end: {e}"))?;
                 let bytes = cuda::memory_allocated(device).map_err(|e| e.to_string())?;

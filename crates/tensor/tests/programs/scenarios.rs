@@ -231,6 +231,24 @@ pub(crate) fn rows() -> Vec<Row> {
             }
         ),
         row!(
+            "MemPool::over the program's memory",
+            |d| d.tensor(&[DType::F32], |v| v.place < 2 && !v.tracked()),
+            |t, _| {
+                if t[0].dtype != DType::F32 || t[0].place == 2 || t[0].tracked() {
+                    return Err(UNKNOWN);
+                }
+                new(&t[0], t[0].dtype, &t[0].sizes)
+            },
+            |t, _| {
+                if !t[0].is_cuda() {
+                    return Ok(vec![t[0].mul(3)?]);
+                }
+                let options = PoolOptions::default();
+                let pool = MemPool::over(t[0].device(), options, crate::prelude::memory)?;
+                cuda::with_mem_pool(&pool, || t[0].mul(3))?.copy()?
+            }
+        ),
+        row!(
             "a guard is forgotten in a thread that ends",
             |d| d.tensor(&[DType::F32], |v| v.place < 2 && !v.tracked()),
             |t, _| {

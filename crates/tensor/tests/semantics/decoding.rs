@@ -5,7 +5,7 @@ use warpline::autograd::{GradcheckOptions, gradcheck, gradgradcheck};
 use warpline::cuda::{self, CudaGraph};
 use warpline::functional::{
     KvCache, LayerNormOptions, RMSNormOptions, RotaryEmbeddingOptions, add_layer_norm,
-    add_rms_norm, layer_norm, rms_norm, rotary_embedding, silu, silu_mul,
+    add_rms_norm, layer_norm, linear, linear_silu_mul, rms_norm, rotary_embedding, silu, silu_mul,
 };
 use warpline::{
     DType, Device, ErrorKind, IsCloseOptions, Result, Tensor, arange, cat, full, randn, stack,
@@ -17,6 +17,8 @@ use crate::s08_index_check::failed;
 
 crate::rows! {
     worlds(1) gates_are_products_of_silu gpu_gates_are_products_of_silu => gates;
+    worlds(1) gated_products_are_compositions
+        gpu_gated_products_are_compositions => gated_products;
     worlds(1) norms_of_sums_are_compositions gpu_norms_of_sums_are_compositions => norms;
     worlds(1) rotations_are_compositions gpu_rotations_are_compositions => rotations;
     schedules(1) a_graph_appends_at_the_device_s_length
@@ -65,6 +67,31 @@ fn gates(world: &World) -> Result<()> {
                     assert_close(&silu_mul(&gate, &up)?, &expected, "silu_mul");
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+fn gated_products(world: &World) -> Result<()> {
+    for device in world.places() {
+        for dtype in FLOATS {
+            for (rows, features, width) in [(1, 128, 16), (3, 160, 520), (17, 128, 24), (2, 6, 5)] {
+                let weight = randn([features, width], (DType::F64, device))?.to(dtype)?;
+                for x in layouts([1, rows, width], dtype, device)? {
+                    let halves = linear(&x, &weight, None)?.chunk(2, -1)?;
+                    let expected = silu_mul(&halves[0], &halves[1])?;
+                    assert_close(&linear_silu_mul(&x, &weight)?, &expected, "linear_silu_mul");
+                }
+            }
+        }
+        let leaf = |sizes| randn(sizes, (DType::F64, device))?.requires_grad_(true);
+        let [x, weight] = [leaf([2, 3])?, leaf([4, 3])?];
+        let call = |x: &[Tensor]| Ok(vec![linear_silu_mul(&x[0], &x[1])?]);
+        gradcheck(call, &[x, weight], GradcheckOptions::default())?;
+        let x = randn([2, 3], device)?;
+        for sizes in [vec![3], vec![5, 3], vec![2, 2, 3]] {
+            let error = linear_silu_mul(&x, &randn(&sizes[..], device)?).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::InvalidArgument { .. }), "{error}");
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Tests of rows S1–S4: the current device, and the devices of tensors and results.
 
-use warpline::{Device, ErrorKind, Result, ResultExt, cuda, full, ones, zeros};
+use warpline::{DType, Device, ErrorKind, Result, ResultExt, cuda, full, ones, zeros};
 
 use crate::common::{self, World};
 
@@ -122,6 +122,12 @@ fn mixed(_: &World) -> Result<()> {
     let foreign = warpline::with_runtime(&other, || zeros([2], 0))?;
     assert!(matches!((&a + &foreign).kind(), Some(ErrorKind::RuntimeMismatch)));
     assert!(matches!(a.copy_(&foreign, ()).kind(), Some(ErrorKind::RuntimeMismatch)));
+    // The value of a foreign tensor without dimensions is not read either, although it could stand for a number.
+    let foreign = warpline::with_runtime(&other, || full([], 0.5, DType::F16))?;
+    for device in [Device::Cpu, Device::cuda(0)] {
+        let half = ones([2], (DType::F16, device))?;
+        assert!(matches!(half.div(&foreign).kind(), Some(ErrorKind::RuntimeMismatch)));
+    }
     Ok(())
 }
 

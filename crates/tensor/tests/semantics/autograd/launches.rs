@@ -4,8 +4,8 @@
 use warpline::autograd::{self, GradOptions};
 use warpline::functional::{
     AttentionOptions, BatchNormOptions, ConvOptions, KvCache, LayerNormOptions, RMSNormOptions,
-    add_rms_norm, batch_norm, conv2d, cross_entropy, layer_norm, linear, rotary_embedding,
-    scaled_dot_product_attention, silu_mul,
+    add_rms_norm, batch_norm, conv2d, cross_entropy, layer_norm, linear, linear_silu_mul,
+    rotary_embedding, scaled_dot_product_attention, silu_mul,
 };
 use warpline::{
     DType, Device, MemoryFormat, Result, Tensor, TensorOrScalar, apply_elementwise, ones, randint,
@@ -162,6 +162,8 @@ fn functions_of_a_decoder_take_one_launch_each() {
         let cache = KvCache::new([1, 2, 16, 8], options)?;
         assert_eq!(enqueued(&sim, || cache.append(&v, &v))?.1, 1);
         assert_eq!(enqueued(&sim, || silu_mul(&v, &v))?.1, 1);
+        let (x, weight) = (randn([1, 1, 64], options)?, randn([128, 64], options)?);
+        assert_eq!(enqueued(&sim, || linear_silu_mul(&x, &weight))?.1, 1);
         Ok(())
     });
 }

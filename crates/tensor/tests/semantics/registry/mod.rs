@@ -8,6 +8,7 @@
 //! op's category in autocast.
 
 mod autocast;
+mod calls;
 mod completeness;
 mod devices;
 mod differences;

@@ -1,6 +1,6 @@
 //! Entries for products of matrices and vectors, and for sums of products.
 
-use warpline::functional::{bilinear, linear};
+use warpline::functional::{bilinear, linear, linear_silu_mul};
 use warpline::{AddmmOptions, Result, Tensor, einsum};
 use warpline_kernels::autocast::Policy;
 
@@ -92,6 +92,13 @@ fn added() -> Vec<Entry> {
             linear(&x[0], &x[1], None)
         })
         .with("without bias"),
+        Entry::new(
+            "functional::linear_silu_mul",
+            LOW,
+            floats,
+            [vec![x(&[2, 3]), x(&[4, 3])], vec![x(&[3]), x(&[2, 3])], vec![x(&[0, 3]), x(&[4, 3])]],
+            |x| linear_silu_mul(&x[0], &x[1]),
+        ),
         Entry::new(
             "functional::bilinear",
             WIDEST_ON_GPU,

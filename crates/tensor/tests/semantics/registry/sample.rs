@@ -111,6 +111,11 @@ impl Arg {
         matches!(self.fill, Fill::Plain | Fill::Within(_) | Fill::Ascending)
     }
 
+    /// Returns whether the argument has indices.
+    pub(super) fn is_index(&self) -> bool {
+        matches!(self.fill, Fill::Indices(_))
+    }
+
     /// Returns whether `layout` differs from the contiguous layout for this argument.
     pub(super) fn has(&self, layout: Layout) -> bool {
         match layout {
@@ -122,7 +127,7 @@ impl Arg {
     }
 
     /// Makes argument `k` of a sample.
-    fn make(&self, k: usize, maker: Maker) -> Result<Tensor> {
+    pub(super) fn make(&self, k: usize, maker: Maker) -> Result<Tensor> {
         let dtype = match self.fill {
             Fill::Plain | Fill::Within(_) | Fill::Ascending => maker.dtype,
             Fill::Indices(_) => DType::I64,
