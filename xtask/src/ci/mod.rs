@@ -139,6 +139,15 @@ fn steps(full: bool, test: bool) -> Vec<CiStep> {
         let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
         let many = [("WARPLINE_FUZZ", "programs=50000 sticky=500")];
         steps.push(CiStep::new("random driver programs", &programs, &many));
+        let programs = ["test", "-p", "warpline", "--test", "programs"];
+        let many = [("WARPLINE_PROGRAMS", "100000")];
+        steps.push(CiStep::new("random programs", &programs, &many));
+        let calls = ["test", "-p", "warpline", "--test", "semantics", "registry::calls"];
+        let many = [("WARPLINE_TEST_CALLS", "1000")];
+        steps.push(CiStep::new("random calls of each op", &calls, &many));
+        let faults = ["test", "-p", "warpline-parallel", "--test", "suite", "faults::"];
+        let all = [("WARPLINE_TEST_FAULTS", "all")];
+        steps.push(CiStep::new("failures of each driver call", &faults, &all));
         steps.push(CiStep::new("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
     } else if test {
         steps.push(CiStep::new("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));

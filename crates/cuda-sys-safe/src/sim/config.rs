@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::state::memory::DEVICE_SPACE;
-use super::{H200_TOTAL_MEMORY, h200};
+use super::{Fault, H200_TOTAL_MEMORY, h200};
 use crate::DeviceProperties;
 
 /// The order in which enqueued work runs. All orders obey the rules of streams. Work runs only
@@ -55,6 +55,8 @@ pub struct SimConfig {
     /// Whether allocations are surrounded by redzones, whose content is checked when the allocation
     /// is freed. Default: true.
     pub redzones: bool,
+    /// Failures to inject, as by [`SimDriver::inject`](super::SimDriver::inject). Default: none.
+    pub faults: Vec<Fault>,
     /// Time that the host waits without progress for other ranks of a collective before the device
     /// is lost with `LAUNCH_TIMEOUT`. (A real device hangs.) Default: 60 seconds.
     pub collective_timeout: Duration,
@@ -78,6 +80,7 @@ impl SimConfig {
             unlinked_peers: Vec::new(),
             check_footprints: false,
             redzones: true,
+            faults: Vec::new(),
             collective_timeout: Duration::from_secs(60),
             properties: h200(0),
         }
@@ -88,13 +91,17 @@ impl SimConfig {
     ///
     /// Options: `eager`, `lazy` or `seed=N` ([`Schedule`]); `memory=BYTES`, with an optional `KiB`,
     /// `MiB` or `GiB` ([`SimConfig::capacity`]); `blocking` ([`SimConfig::launch_blocking`]);
-    /// `check` ([`SimConfig::check_footprints`]); `isolate` ([`SimConfig::isolate_faults`]).
+    /// `check` ([`SimConfig::check_footprints`]); `isolate` ([`SimConfig::isolate_faults`]);
+    /// `fail=CALL[:CODE][@N][..]`, any number of times ([`SimConfig::faults`]). `fail=cuMemAlloc@3` lets three
+    /// allocations succeed, and the next one fail. With `..`, all later ones fail, too. `CODE` is the number of the error;
+    /// default: out of memory for calls that allocate, and otherwise an unknown error.
     ///
     /// # Errors
     /// - [`SpecError::NotSim`] if `spec` does not start with `sim` or `sim:N`.
     /// - [`SpecError::NotANumber`] if a number cannot be parsed or is too large for its type.
     /// - [`SpecError::TooManyDevices`] if there are more than 64 devices.
     /// - [`SpecError::TooMuchMemory`] if a device has more than 512 TiB of memory.
+    /// - [`SpecError::NotAFailure`] if the value of `fail` has another form, or no call has this name.
     /// - [`SpecError::SaidTwice`] if two options set the same field.
     /// - [`SpecError::UnknownOption`] if there is no such option.
     pub fn from_spec(spec: &str) -> Result<Self, SpecError> {
@@ -114,7 +121,8 @@ impl SimConfig {
             let name = option.split_once('=').map_or(option, |(name, _)| name);
             // These three options all set the schedule, so at most one may occur.
             let sets = if matches!(name, "eager" | "lazy" | "seed") { "schedule" } else { name };
-            if let Some((_, first)) = seen.iter().find(|(other, _)| *other == sets) {
+            let first = seen.iter().find(|(other, _)| *other == sets && sets != "fail");
+            if let Some((_, first)) = first {
                 return Err(SpecError::SaidTwice {
                     spec: spec.into(),
                     first: (*first).into(),
@@ -131,6 +139,10 @@ impl SimConfig {
                 Some(("seed", n)) => {
                     let seed = number(spec, n, "a whole number from 0 on")?;
                     config.schedule = Schedule::Seeded(seed as u64);
+                }
+                Some(("fail", text)) => {
+                    let not = || SpecError::NotAFailure { spec: spec.into(), text: text.into() };
+                    config.faults.push(Fault::from_spec(text.trim()).ok_or_else(not)?);
                 }
                 Some(("memory", n)) => {
                     config.capacity = bytes(spec, n)?;
@@ -193,6 +205,17 @@ pub enum SpecError {
         /// The largest size, in bytes.
         most: u64,
     },
+    /// A failure has another form, or no call has its name.
+    #[error(
+        "`{text}` in `{spec}` is not a failure of a driver call; write for example `fail=cuMemAlloc@3`, \
+         `fail=cuMemcpyAsync..` or `fail=cuLaunchKernel:700`"
+    )]
+    NotAFailure {
+        /// The specification.
+        spec: String,
+        /// The value.
+        text: String,
+    },
     /// Two options set the same field.
     #[error("`{first}` and `{second}` in `{spec}` set the same option: give it once")]
     SaidTwice {
@@ -205,7 +228,7 @@ pub enum SpecError {
     },
     /// There is no such option.
     #[error(
-        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check, isolate"
+        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check, isolate, fail=CALL"
     )]
     UnknownOption {
         /// The specification.
@@ -252,6 +275,34 @@ mod tests {
             assert!(error.to_string().contains(text), "{error}");
         }
         assert!(SimConfig::from_spec("sim:1,memory=524288GiB").is_ok());
+    }
+
+    #[test]
+    fn failures_are_parsed() {
+        use crate::{CudaCode, sim::CallKind};
+        let config =
+            SimConfig::from_spec("sim:2,fail=cuMemAlloc@3,fail=cuLaunchKernel:700..").unwrap();
+        let expected = [
+            Fault::new(CallKind::MemAlloc, CudaCode::OUT_OF_MEMORY).after(3),
+            Fault::new(CallKind::Launch, CudaCode::ILLEGAL_ADDRESS).times(usize::MAX),
+        ];
+        assert_eq!(config.faults, expected);
+        for text in [
+            "",
+            "cuMalloc",
+            "cuMemAlloc@",
+            "cuMemAlloc@-1",
+            "cuMemAlloc:x",
+            "cuMemAlloc:0",
+            "cuMemAlloc@1@2",
+        ] {
+            let spec = format!("sim:1,fail={text}");
+            let error = SimConfig::from_spec(&spec).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("`{text}` in `{spec}` is not a failure")),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod group_support;
 mod cpu_groups;
 mod data_parallel;
 mod ddp;
+mod faults;
 mod graphed_collectives;
 mod group_debug;
 mod group_failures;

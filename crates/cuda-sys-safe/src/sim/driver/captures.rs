@@ -3,14 +3,36 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::sim::CallKind;
 use crate::sim::state::capture::{CaptureState, thread_number};
 use crate::sim::state::graph::{BodyNodes, Frontier, GraphNodes};
 use crate::sim::state::work::StreamKey;
 use crate::sim::state::{SimState, error};
+use crate::sim::{CallKind, SimDriver};
 use crate::*;
 
+impl SimDriver {
+    /// Ends the capture of a stream after a failure of the call, as CUDA does unless a wrong thread made the call.
+    pub(super) fn abandon_capture(&self, stream: StreamHandle) {
+        let mut state = self.lock();
+        state.abandon_capture(stream);
+        self.unlock(state);
+    }
+}
+
 impl SimState {
+    fn abandon_capture(&mut self, stream: StreamHandle) {
+        let Ok(key) = self.stream_key(CallKind::EndCapture, stream) else { return };
+        let Some(id) = self.streams.get(&key).and_then(|s| s.capture) else { return };
+        let may_end = self.captures.get(&id).is_some_and(|capture| {
+            let is_thread =
+                capture.mode == CaptureMode::Relaxed || capture.thread == thread_number();
+            capture.origin == key && is_thread
+        });
+        if may_end {
+            self.remove_capture(id);
+        }
+    }
+
     pub(super) fn begin_capture(&mut self, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
         let call = CallKind::BeginCapture;
         let key = self.stream_key(call, stream)?;

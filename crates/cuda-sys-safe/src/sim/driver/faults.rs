@@ -6,6 +6,9 @@ use crate::*;
 
 impl SimDriver {
     /// Adds a failure. If several failures match a call, the one added first occurs.
+    ///
+    /// A call that fails has no effect, except that a failed
+    /// [`CallKind::EndCapture`](crate::sim::CallKind::EndCapture) ends the capture, as on hardware.
     pub fn inject(&self, fault: Fault) {
         self.lock().faults.push(fault);
     }

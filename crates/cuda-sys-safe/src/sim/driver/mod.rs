@@ -479,7 +479,8 @@ unsafe impl Driver for SimDriver {
     }
 
     unsafe fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
-        forward!(self, EndCapture, stream.device(), s => s.end_capture(stream))
+        let end = || forward!(self, EndCapture, stream.device(), s => s.end_capture(stream));
+        end().inspect_err(|_| self.abandon_capture(stream))
     }
 
     unsafe fn capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {

@@ -54,6 +54,33 @@ impl Fault {
         Self { times, ..self }
     }
 
+    /// Parses a failure as in `WARPLINE_DRIVER`: `CALL[:CODE][@N][..]`, such as `cuMemAlloc`, `cuMemcpyAsync@3`,
+    /// `cuMemcpyAsync@3..` or `cuLaunchKernel:700@3`.
+    ///
+    /// `CALL` is a [name](CallKind::name), with or without its suffix `_v2`. `CODE` is the number of the error; default:
+    /// out of memory for calls that allocate, and otherwise an unknown error. The call fails after `N` successful ones;
+    /// default: 0. With `..`, all later calls fail, too. Returns `None` if `text` has another form.
+    pub(crate) fn from_spec(text: &str) -> Option<Self> {
+        let (text, times) = text.strip_suffix("..").map_or((text, 1), |text| (text, usize::MAX));
+        let (text, after) = text.split_once('@').map_or((text, None), |(text, n)| (text, Some(n)));
+        let (name, code) =
+            text.split_once(':').map_or((text, None), |(name, code)| (name, Some(code)));
+        let is_named =
+            |call: &CallKind| call.name() == name || call.name().strip_suffix("_v2") == Some(name);
+        let call = CallKind::ALL.iter().copied().find(is_named)?;
+        let default = match call {
+            CallKind::MemAlloc
+            | CallKind::MemCreate
+            | CallKind::MemAllocAsync
+            | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
+            _ => CudaCode::UNKNOWN,
+        };
+        let code = code.map_or(Some(default), |code| code.parse().ok().map(CudaCode))?;
+        let after = after.map_or(Some(0), |n| n.parse().ok())?;
+        // 0 is success.
+        (code.0 > 0).then_some(Self::new(call, code).after(after).times(times))
+    }
+
     /// Lets the call succeed. Its work fails when it runs, which loses the device.
     #[must_use]
     pub fn at_run(self) -> Self {
@@ -62,10 +89,13 @@ impl Fault {
 }
 
 /// Injected failures that have not occurred, in the order of injection.
-#[derive(Default)]
 pub(crate) struct Faults(Vec<Fault>);
 
 impl Faults {
+    pub(crate) fn new(faults: &[Fault]) -> Self {
+        Self(faults.to_vec())
+    }
+
     pub(crate) fn push(&mut self, fault: Fault) {
         self.0.push(fault);
     }

@@ -129,6 +129,7 @@ impl SimState {
         Self {
             streams: streams.collect(),
             memory: MemoryState::new(devices.len(), config.redzones),
+            faults: Faults::new(&config.faults),
             config,
             devices,
             events: BTreeMap::new(),
@@ -144,7 +145,6 @@ impl SimState {
             conditions: BTreeMap::new(),
             bodies: BTreeMap::new(),
             comms: BTreeMap::new(),
-            faults: Faults::default(),
             calls: BTreeMap::new(),
             host_waits: 0,
             graph_steps: 0,
