@@ -3,7 +3,9 @@
 use warpline::DType;
 
 use crate::generate::Step;
-use crate::model::{ANY, Blur, Kinds, Memory, Model, Out, Track, UNKNOWN, Value, dense_strides};
+use crate::model::{
+    ANY, Blur, Kinds, Memory, Model, Out, Track, UNKNOWN, Value, dense_strides, writable,
+};
 use crate::ops;
 use crate::row::{Effect, Values};
 
@@ -36,6 +38,13 @@ impl Model {
             // If a tensor requires a gradient, a write with a wrong argument may be refused for either
             // reason.
             Err(_) if row.effect == Effect::Writes && self.graphs => return None,
+            // A call with two mistakes may be refused for either.
+            Err(kinds)
+                if row.effect == Effect::Writes
+                    && writable(&args[0]).is_err_and(|other| other != kinds) =>
+            {
+                return None;
+            }
             Err(kinds) => return Some(Expect::Err(kinds)),
         };
         if outs.len() > 16 {

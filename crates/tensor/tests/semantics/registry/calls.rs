@@ -311,3 +311,30 @@ fn calls_of(
         }
     })
 }
+
+/// `WARPLINE_TEST_CALLS=1000 WARPLINE_TEST_CALL_COVERAGE=tests/coverage/ops.tsv` writes the table.
+#[test]
+fn the_table_of_calls_has_enough_calls_of_each_op() {
+    let text = include_str!("../../coverage/ops.tsv");
+    let rows = text.lines().skip(1).map(|line| {
+        let mut cells = line.split('\t');
+        let name = cells.next().unwrap_or_default();
+        (name, cells.map(|cell| cell.parse().unwrap()).collect::<Vec<u64>>())
+    });
+    let rows: BTreeMap<&str, Vec<u64>> = rows.collect();
+    let mut failures = Vec::new();
+    for entry in registry() {
+        let name = &*entry.name;
+        let Some(counts) = rows.get(name) else {
+            failures.push(format!("{name} is not in the table"));
+            continue;
+        };
+        // An op without arguments, or without indices, has no such wrong calls.
+        let is_short = |counts: &[u64]| counts.iter().any(|count| (1..200).contains(count));
+        let has_arguments = entry.samples.iter().any(|sample| !sample.is_empty());
+        if counts[0] < 1000 || is_short(&counts[1..]) || (has_arguments && counts[1] == 0) {
+            failures.push(format!("{name} has too few calls: {counts:?}"));
+        }
+    }
+    report("the table of calls", rows.len(), &failures);
+}
