@@ -292,8 +292,9 @@ impl PeerSemaphores {
         let all = self.all();
         let settled = wait_until(deadline, || all.iter().all(PeerSemaphore::is_settled));
         drop(end);
-        // If some streams still wait, do not join the thread: it continues until it has released all streams.
-        if settled {
+        // If some streams still wait, or the driver no longer tells whether they do, do not join the thread: it continues
+        // until it has released all streams.
+        if settled && wait_until(deadline, || thread.is_finished()) {
             let _ = thread.join(); // the thread does not panic
         }
     }

@@ -1,6 +1,7 @@
 //! Programs for injected failures. Each is deterministic, makes all of its objects anew, and returns values.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use warpline::amp::autocast;
 use warpline::autograd::checkpoint;
@@ -10,8 +11,10 @@ use warpline::functional::{
     AttentionOptions, ConvOptions, KvCache, conv2d, cross_entropy, dropout, embedding, layer_norm,
     scaled_dot_product_attention,
 };
+use warpline::multiprocessing::Channel;
 use warpline::{
-    DType, Device, Result, Tensor, arange, cat, full, manual_seed, ones, tensor, zeros,
+    DType, Device, Result, Tensor, arange, cat, full, manual_seed, ones, simulated, tensor,
+    with_runtime, zeros,
 };
 use warpline_nn::amp::GradScaler;
 use warpline_nn::optim::{AdamW, Optimizer, SGD, SGDOptions};
@@ -36,7 +39,7 @@ macro_rules! programs {
 pub(super) const PROGRAMS: &[Program] = programs! {
     sgd adamw_with_scaler capture graphed_callable conditional one_rank loader pinned streams
     pools peers data_parallel dropout_and_generators attention convolution host_waits wrong_index
-    saved checkpointed cache
+    saved checkpointed cache sender receiver
 };
 
 fn values(t: &Tensor) -> Result<Vec<f32>> {
@@ -241,4 +244,38 @@ fn cache() -> Result<Vec<f32>> {
     }
     let options = AttentionOptions::new().key_lengths(cache.len());
     values(&scaled_dot_product_attention(&k, cache.keys(), cache.values(), options)?)
+}
+
+/// Sends a tensor to another runtime, which has no failures.
+fn sender() -> Result<Vec<f32>> {
+    let (here, there) = ends()?;
+    let other = simulated(1)?;
+    std::thread::scope(|scope| {
+        let receive = move || with_runtime(&other, || values(&there.recv()?));
+        let receiver = scope.spawn(receive);
+        let shared = full([4], 3.0, GPU).and_then(|x| x.share_memory());
+        let sent = shared.and_then(|x| here.send(&x).map(|()| x));
+        // The receiver of a failed message waits until the channel closes.
+        let here = sent.is_ok().then_some(here);
+        let received = receiver.join().expect("the receiver does not panic");
+        drop(here);
+        sent.and(received)
+    })
+}
+
+/// Receives a tensor from another runtime, which has no failures.
+fn receiver() -> Result<Vec<f32>> {
+    let (here, there) = ends()?;
+    let other = simulated(1)?;
+    let x = with_runtime(&other, || full([4], 3.0, GPU)?.share_memory())?;
+    with_runtime(&other, || there.send(&x))?;
+    values(&here.recv()?)
+}
+
+fn ends() -> Result<(Channel, Channel)> {
+    let (here, there) = Channel::pair()?;
+    for end in [&here, &there] {
+        end.set_timeout(Some(Duration::from_secs(1)))?;
+    }
+    Ok((here, there))
 }
