@@ -7,9 +7,10 @@ use serde_pickle::DeOptions;
 use warpline_alloc::{AllocatorConfig, CudaAllocator, CudaBackend, TraceConfig};
 use warpline_cuda_sys_safe::owned::Stream;
 
-#[allow(dead_code, unreachable_pub)] // modules of the example `replay`
+#[allow(dead_code, unreachable_pub)] // a module of the example `replay`
 #[path = "../../../crates/alloc/examples/replay/moe.rs"]
 mod moe;
+/// The reader of traces of the example `replay`. Uses [`flate2::read::MultiGzDecoder`] and [`thiserror::Error`].
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../crates/alloc/examples/replay/trace.rs"]
 mod trace;
