@@ -55,7 +55,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
 /// A tensor in the header. A tree of JSON values would take up to 130 times the memory of a hostile header.
 #[derive(Deserialize)]
 struct HeaderEntry {
-    dtype: String,
+    dtype: Option<String>,
     shape: Vec<usize>,
     data_offsets: (usize, usize),
 }
@@ -127,10 +127,13 @@ impl SafetensorsFile {
         let UniqueMap::<HeaderEntry>(header) = serde_json::from_slice(&header)
             .map_err(|error| invalid(format!("its header (bytes 8 to {}): {error}", 8 + size)))?;
         let mut infos = Vec::new();
-        for (name, info) in header {
-            let known = serde_json::from_value::<Dtype>(Value::from(&info.dtype[..]));
+        for (name, mut info) in header {
+            let Some(given) = info.dtype.take() else {
+                return Err(invalid(format!("its header names no dtype of the tensor `{name}`")));
+            };
+            let known = serde_json::from_value::<Dtype>(Value::from(&given[..]));
             let Some(dtype) = known.ok().and_then(from_file_dtype) else {
-                return Err(FileError::DType { path: path.to_owned(), name, dtype: info.dtype });
+                return Err(FileError::DType { path: path.to_owned(), name, dtype: given });
             };
             infos.push((info, dtype, name));
         }
