@@ -1,11 +1,11 @@
 //! Traces that the allocator's tools replay, and snapshots of the allocator.
 
-use std::sync::Arc;
-
 use serde::Deserialize;
 use serde_pickle::DeOptions;
 use warpline_alloc::{AllocatorConfig, CudaAllocator, CudaBackend, TraceConfig};
 use warpline_cuda_sys_safe::owned::Stream;
+
+use crate::text::DRIVER;
 
 #[allow(dead_code, unreachable_pub)] // a module of the example `replay`
 #[path = "../../../crates/alloc/examples/replay/moe.rs"]
@@ -42,11 +42,9 @@ pub(crate) fn trace(input: &[u8]) {
 /// size to allocate (`1024`), a free (`-`), the text of an annotation (`=text`), or metadata (any other text).
 pub(crate) fn snapshot(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
-    let driver = warpline_cuda_sys_safe::open(Some("sim:1,memory=1GiB"), None);
-    let driver = driver.expect("a simulated device");
-    let backend = CudaBackend::new(Arc::clone(&driver), 0);
+    let backend = CudaBackend::new(DRIVER.clone(), 0);
     let allocator = CudaAllocator::new(backend, AllocatorConfig::default());
-    let stream = Stream::default_of(&driver, 0);
+    let stream = Stream::default_of(&DRIVER, 0);
     allocator.record_memory_history(Some(TraceConfig::default()));
     let (mut blocks, mut annotations) = (Vec::new(), Vec::new());
     for step in text.split('\n') {

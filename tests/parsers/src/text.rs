@@ -7,6 +7,11 @@ use warpline_alloc::{AllocatorConfig, CudaAllocator, CudaBackend};
 use warpline_cuda_sys_safe::Driver;
 use warpline_cuda_sys_safe::owned::Stream;
 
+/// A simulated device for allocators.
+pub(crate) static DRIVER: LazyLock<Arc<dyn Driver>> = LazyLock::new(|| {
+    warpline_cuda_sys_safe::open(Some("sim:1,memory=1GiB"), None).expect("a simulated device")
+});
+
 /// Parses the name of a device. The printed name of a device is the same device.
 pub(crate) fn device(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
@@ -18,9 +23,6 @@ pub(crate) fn device(input: &[u8]) {
 
 /// Parses options of the allocator. Valid options make an allocator that serves requests or refuses them.
 pub(crate) fn allocator_options(input: &[u8]) {
-    static DRIVER: LazyLock<Arc<dyn Driver>> = LazyLock::new(|| {
-        warpline_cuda_sys_safe::open(Some("sim:1,memory=1GiB"), None).expect("a simulated device")
-    });
     let Ok(text) = std::str::from_utf8(input) else { return };
     match AllocatorConfig::parse(text) {
         Ok(config) => {
