@@ -1,11 +1,12 @@
 //! Helpers for tests of ops, which run the same cases on the CPU and on devices.
 
 use std::panic::Location;
+use std::path::Path;
 use std::sync::PoisonError;
 
 use crate::host::{Cast, HostElement, Number, SharedPtr};
 use crate::iter::{self, HostLoop, Index, Kernels, Variant, Widths};
-use crate::module::{Program, Source};
+use crate::module::{Program, Source, disk, loaded_text};
 use crate::{
     DType, Layout, Result, Runtime, RuntimeConfig, Scalar, Site, Storage, Target, View, launch,
 };
@@ -17,6 +18,24 @@ use warpline_cuda_sys_safe::{DriverError, HostLaunch};
 /// all memory, and addresses are scarce under valgrind.
 pub fn small_sim(devices: usize) -> SimConfig {
     SimConfig { capacity: 8 << 30, ..SimConfig::new(devices) }
+}
+
+/// Returns the PTX that a device with this capability and driver loads for one kernel of `ptx`, and whether the kernel
+/// waits for earlier work of its stream itself.
+#[must_use]
+pub fn loaded_ptx(ptx: &str, kernel: &str, capability: (u32, u32), version: u32) -> (String, bool) {
+    loaded_text(ptx, kernel, capability, version)
+}
+
+/// Returns the PTX in a file of the cache of compiled code. `None` if the file is not trusted or not intact.
+#[must_use]
+pub fn cached_ptx(folder: &Path, name: &str) -> Option<String> {
+    disk::load(folder, name)
+}
+
+/// Writes PTX to a file of the cache of compiled code.
+pub fn cache_ptx(folder: &Path, name: &str, ptx: &str) {
+    disk::store(folder, name, ptx);
 }
 
 /// Runs a test on every target that needs no hardware: the CPU and a simulated device.

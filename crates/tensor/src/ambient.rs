@@ -218,6 +218,24 @@ fn process_runtime(config: RuntimeConfig) -> Runtime {
     from_environment(config, |name: &str| std::env::var(name), names)
 }
 
+/// Returns a function that reads variables from pairs of names and values.
+fn lookup(variables: &[(&str, &str)]) -> impl Fn(&str) -> Result<String, VarError> {
+    move |name| {
+        let found = variables.iter().find(|(key, _)| *key == name);
+        found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
+    }
+}
+
+/// Creates a runtime from pairs of names and values in place of the environment, for tests of the settings.
+#[track_caller]
+pub fn from_variables(variables: &[(&str, &str)]) -> Runtime {
+    from_environment(
+        RuntimeConfig::default(),
+        lookup(variables),
+        variables.iter().map(|(name, _)| *name),
+    )
+}
+
 /// Sets the options of `config` that the environment names, and creates the runtime. `names` yields the names of all
 /// variables, and `read` returns a variable's value.
 #[track_caller]
@@ -315,22 +333,9 @@ fn user_cache_dir(read: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use super::from_variables as with;
     use super::*;
     use crate::ErrorKind;
-
-    fn lookup(
-        variables: &[(&str, &str)],
-    ) -> impl Fn(&str) -> std::result::Result<String, VarError> {
-        move |name| {
-            let found = variables.iter().find(|(key, _)| *key == name);
-            found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
-        }
-    }
-
-    fn with(variables: &[(&str, &str)]) -> Runtime {
-        let names = variables.iter().map(|(name, _)| *name);
-        from_environment(RuntimeConfig::default(), lookup(variables), names)
-    }
 
     #[cfg(target_os = "linux")]
     #[test]

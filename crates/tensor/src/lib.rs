@@ -60,6 +60,8 @@ mod tensor;
 mod tensor_options;
 mod warning;
 
+#[doc(hidden)]
+pub use ambient::from_variables as __from_variables;
 pub use ambient::{SimulatedOptions, manual_seed, open, runtime, simulated, with_runtime};
 pub use autograd::{enable_grad, inference_mode, no_grad};
 pub use backends::{get_float32_matmul_precision, set_float32_matmul_precision};

@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: the checks and tests of continuous integration, in one command.
 
+mod fuzzers;
 mod host_sanitizers;
 mod systems;
 
@@ -13,7 +14,7 @@ use crate::workspace;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Run everything: 64 schedules on one, two and three devices, soak tests and a rebuild of the PTX; also host
-    /// sanitizers and checks for other systems, if their tools are installed
+    /// sanitizers, fuzzers and checks for other systems, if their tools are installed
     #[arg(long)]
     full: bool,
     /// Skip the tests; the caller runs `cargo test --workspace` itself
@@ -161,7 +162,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut steps = steps(args.full, !args.no_test);
     let mut skipped = Vec::new();
     if args.full {
-        for (more, others) in [host_sanitizers::steps(&sh), systems::steps(&sh)] {
+        let optional = [host_sanitizers::steps(&sh), fuzzers::steps(&sh)?, systems::steps(&sh)];
+        for (more, others) in optional {
             steps.extend(more);
             skipped.extend(others);
         }

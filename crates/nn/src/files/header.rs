@@ -8,15 +8,14 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use safetensors::tensor::TensorInfo;
-use serde::de::{Error as _, MapAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use warpline::DType;
 
 use super::FileError;
 
-/// A JSON object whose names are unique.
+/// A JSON object whose names are unique, without its metadata.
 pub(super) struct UniqueMap<V>(pub(super) BTreeMap<String, V>);
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
@@ -32,7 +31,14 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut entries = BTreeMap::new();
-                while let Some((name, value)) = map.next_entry::<String, V>()? {
+                while let Some(name) = map.next_key::<String>()? {
+                    if name == METADATA {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let value = map.next_value().map_err(|error| {
+                        A::Error::custom(format!("the entry for the tensor `{name}`: {error}"))
+                    })?;
                     if entries.contains_key(&name) {
                         return Err(A::Error::custom(format!("the tensor `{name}` occurs twice")));
                     }
@@ -44,6 +50,14 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
 
         from.deserialize_map(UniqueMapVisitor(PhantomData))
     }
+}
+
+/// A tensor in the header. A tree of JSON values would take up to 130 times the memory of a hostile header.
+#[derive(Deserialize)]
+struct HeaderEntry {
+    dtype: Option<String>,
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
 }
 
 /// Largest accepted header, in bytes. A larger size means that the file has another format.
@@ -110,22 +124,17 @@ impl SafetensorsFile {
         }
         let mut header = vec![0; size as usize];
         file.read_exact(&mut header).map_err(FileError::io(path, "reading the header"))?;
-        let UniqueMap::<Value>(header) = serde_json::from_slice(&header)
+        let UniqueMap::<HeaderEntry>(header) = serde_json::from_slice(&header)
             .map_err(|error| invalid(format!("its header (bytes 8 to {}): {error}", 8 + size)))?;
         let mut infos = Vec::new();
-        for (name, value) in header.into_iter().filter(|(name, _)| name != METADATA) {
-            let Some(given) = value.get("dtype").and_then(Value::as_str).map(str::to_owned) else {
+        for (name, mut info) in header {
+            let Some(given) = info.dtype.take() else {
                 return Err(invalid(format!("its header names no dtype of the tensor `{name}`")));
             };
-            let known = serde_json::from_value::<Dtype>(Value::from(&given[..]))
-                .ok()
-                .and_then(from_file_dtype);
-            let Some(dtype) = known else {
+            let known = serde_json::from_value::<Dtype>(Value::from(&given[..]));
+            let Some(dtype) = known.ok().and_then(from_file_dtype) else {
                 return Err(FileError::DType { path: path.to_owned(), name, dtype: given });
             };
-            let info: TensorInfo = serde_json::from_value(value).map_err(|error| {
-                invalid(format!("its header's entry for the tensor `{name}` is invalid: {error}"))
-            })?;
             infos.push((info, dtype, name));
         }
         infos.sort_by_key(|(info, ..)| info.data_offsets);

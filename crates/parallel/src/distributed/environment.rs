@@ -187,6 +187,18 @@ pub(super) fn read(read: ReadVariable<'_>) -> Result<Environment> {
     }
 }
 
+/// Checks pairs of names and values in place of the environment, for tests of the settings.
+///
+/// # Errors
+/// [`GroupError::Environment`] if a variable is missing or invalid.
+pub fn check_variables(variables: &[(&str, &str)]) -> Result<()> {
+    let found = read(&|name| {
+        let found = variables.iter().find(|(key, _)| *key == name);
+        found.map(|(_, value)| (*value).to_string()).ok_or(VarError::NotPresent)
+    })?;
+    found.device(1).map(drop)
+}
+
 /// Returns the store's port if torchrun's agent listens on `MASTER_PORT` itself: the next port, or 65534 after 65535.
 fn agent_store_port(port: u16) -> u16 {
     port.checked_add(1).unwrap_or(port - 1)

@@ -26,6 +26,8 @@ mod watchdog;
 mod work;
 
 pub use ddp::{DdpError, DdpOptions, DistributedDataParallel, JoinOptions};
+#[doc(hidden)]
+pub use environment::check_variables as __check_variables;
 pub use error::{Failure, GroupError, RankCall};
 pub use group::{AllToAllOptions, Backend, P2p, ProcessGroup, ReduceOptions};
 pub use init::{EnvironmentOptions, InitOptions, init_process_group};

@@ -60,11 +60,11 @@ impl KernelCache {
         let name =
             program.kernel_name(variant, kernel).ok_or_else(|| none(program, "have no name"))?;
         // If two threads load the kernel at once, one of the modules is dropped.
-        let ptx = single(&self.code(driver, program, variant)?, &name.to_string_lossy());
+        let ptx = self.code(driver, program, variant)?;
         let found = driver.properties(device).and_then(|properties| {
             let capability = properties.compute_capability;
-            let ptx = newer::specialized(ptx, capability);
-            let (ptx, waits) = early_launch::waiting(ptx, capability, driver.version()?);
+            let (ptx, waits) =
+                loaded_text(&ptx, &name.to_string_lossy(), capability, driver.version()?);
             let function = Module::load_ptx(driver, device, &ptx)?.function(&name)?;
             Ok(LoadedKernel { function, waits })
         });
@@ -97,6 +97,17 @@ impl KernelCache {
             compiled => compiled.map(Cow::Owned),
         }
     }
+}
+
+/// Returns the PTX that a device with this capability and driver loads for one kernel of `ptx`, and whether the kernel
+/// waits for earlier work of its stream itself.
+pub(crate) fn loaded_text(
+    ptx: &str,
+    kernel: &str,
+    capability: (u32, u32),
+    version: u32,
+) -> (String, bool) {
+    early_launch::waiting(newer::specialized(single(ptx, kernel), capability), capability, version)
 }
 
 fn has_kernels(ptx: &str, program: &Program, variant: usize) -> bool {

@@ -12,7 +12,7 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// Returns the PTX in `folder/name`. `None` if the file is missing, incomplete or changed, is not a
 /// regular file, or could have been written by another user.
-pub(super) fn load(folder: &Path, name: &str) -> Option<String> {
+pub(crate) fn load(folder: &Path, name: &str) -> Option<String> {
     let mut text = String::new();
     system::open(folder, name).ok()?.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
     let (first, ptx) = text.split_once('\n')?;
@@ -20,7 +20,7 @@ pub(super) fn load(folder: &Path, name: &str) -> Option<String> {
 }
 
 /// Writes PTX to `folder/name`. If that fails, a later process compiles the source again.
-pub(super) fn store(folder: &Path, name: &str, ptx: &str) {
+pub(crate) fn store(folder: &Path, name: &str, ptx: &str) {
     let write = || -> io::Result<()> {
         system::prepare(folder)?;
         let mut file = NewFile::create(&folder.join(name))?;

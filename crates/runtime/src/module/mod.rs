@@ -16,7 +16,7 @@ mod cache;
 mod compiled_ptx;
 mod compiler;
 mod cuda_type;
-mod disk;
+pub(crate) mod disk;
 mod early_launch;
 mod newer;
 mod single;
@@ -30,6 +30,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use artefact::{UpdateOutcome, agrees, stale, update};
 pub(crate) use cache::KernelCache;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use cache::loaded_text;
 pub use compiler::{ARCHITECTURE, Compiler};
 pub use cuda_type::{CudaType, Definitions};
 #[doc(hidden)]

@@ -1,0 +1,4 @@
+//! Fuzzes the target `ptx` of `tests/parsers`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| warpline_parsers::run("ptx", input));
