@@ -58,6 +58,61 @@ impl World {
         let run = || with_runtime(&self.runtime, program.run);
         let outcome = catch_unwind(AssertUnwindSafe(run)).map_err(|_| "it panics".to_owned())?;
         let time = begin.elapsed();
+        if time > LIMIT { Err(format!("it takes {time:?}")) } else { Ok(outcome) }
+    }
+
+    /// Waits for all work, and returns the numbers of live objects.
+    fn usage(&self) -> std::result::Result<Usage, String> {
+        let wait = || (0..2).try_for_each(warpline::cuda::synchronize);
+        with_runtime(&self.runtime, wait).map_err(|e| format!("afterwards: {e}"))?;
+        Ok(self.sim.usage())
+    }
+
+    /// Returns the number of calls of each kind in one run.
+    fn calls(&self, program: &Program) -> Vec<(CallKind, usize)> {
+        let before = self.sim.usage();
+        self.run(program).unwrap().unwrap_or_else(|e| panic!("{}: {e}", program.name));
+        let after = self.sim.usage().calls.into_iter();
+        after.map(|(call, count)| (call, (count - before.count(call)) as usize)).collect()
+    }
+}
+
+/// Returns whether as many graphs and modules are alive. The numbers of streams and events grow up to a bound, because
+/// they are reused.
+fn same_objects(before: &Usage, after: &Usage) -> bool {
+    let objects = |usage: &Usage| -> Vec<_> {
+        usage.devices.iter().map(|device| (device.graphs, device.modules)).collect()
+    };
+    objects(before) == objects(after)
+}
+
+/// Runs a program with failures in a warm runtime, and checks the state afterwards.
+struct Warm {
+    name: &'static str,
+    world: World,
+    expected: Vec<f32>,
+    before: Usage,
+}
+
+impl Warm {
+    fn new(program: &Program) -> Self {
+        let world = World::new();
+        let results = [(); 3].map(|()| world.run(program).unwrap().unwrap());
+        assert!(results.iter().all(|r| *r == results[0]), "{} is not deterministic", program.name);
+        let before = world.usage().unwrap();
+        all_freed(&world).unwrap_or_else(|error| panic!("{}: {error}", program.name));
+        let [expected, ..] = results;
+        Self { name: program.name, world, expected, before }
+    }
+
+    /// Injects failures into one run of a program.
+    fn check(&self, program: &Program, faults: &[Fault]) -> std::result::Result<(), String> {
+        faults.iter().for_each(|fault| self.world.sim.inject(*fault));
+        let outcome = self.world.run(program);
+        self.world.sim.clear_faults();
+        if outcome?.is_ok_and(|result| result != self.expected) {
+            return Err("another result".into());
+        }
         match self.world.run(program)? {
             Ok(result) if result == self.expected => {}
             Ok(_) => return Err("another result afterwards".into()),
