@@ -9,7 +9,8 @@ use warpline::multiprocessing::Channel;
 use warpline::{
     DType, ErrorKind, Result, ResultExt, SimulatedOptions, arange, cuda, ones, with_runtime, zeros,
 };
-use warpline_cuda_sys_safe::sim::{Schedule, SimConfig};
+use warpline_cuda_sys_safe::CudaCode;
+use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule, SimConfig};
 
 use crate::cut::read_next_message;
 use crate::threads::{pair, world};
@@ -217,4 +218,34 @@ fn shared_memory_has_its_own_pages_and_no_old_contents() {
         }
         Ok(())
     });
+}
+
+/// The n-th query of a stream fails, and all later ones. The drop then cannot tell whether the receiver's streams still
+/// wait for the sender, and must end all the same.
+#[test]
+fn a_channel_is_dropped_although_the_driver_refuses_queries() {
+    for accepted in 0..8 {
+        let (sim, runtime) = world(1, Schedule::Lazy);
+        let (_, other) = world(1, Schedule::Lazy);
+        let (here, there) = pair();
+        here.set_timeout(Some(Duration::from_millis(200))).unwrap();
+        let send = || {
+            let shared = arange(6, "cuda")?.share_memory()?;
+            there.send(&shared).map(|()| shared)
+        };
+        let _sent = with_runtime(&other, send).unwrap();
+        let received = with_runtime(&runtime, || here.recv()).unwrap();
+        let refused = Fault::new(CallKind::StreamQuery, CudaCode::UNKNOWN);
+        sim.inject(refused.after(accepted).times(usize::MAX));
+        let (ended, end) = std::sync::mpsc::channel();
+        let drops = std::thread::spawn(move || {
+            drop(here);
+            ended.send(()).unwrap();
+        });
+        let in_time = end.recv_timeout(Duration::from_secs(20));
+        sim.clear_faults();
+        assert!(in_time.is_ok(), "the drop waits, after {accepted} accepted queries");
+        drops.join().unwrap();
+        drop(received);
+    }
 }
