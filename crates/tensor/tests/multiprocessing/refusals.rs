@@ -235,6 +235,8 @@ fn a_channel_is_dropped_although_the_driver_refuses_queries() {
         };
         let _sent = with_runtime(&other, send).unwrap();
         let received = with_runtime(&runtime, || here.recv()).unwrap();
+        // The driver has completed the wait for the sender.
+        with_runtime(&runtime, || received.to_vec::<i64>()).unwrap();
         let refused = Fault::new(CallKind::StreamQuery, CudaCode::UNKNOWN);
         sim.inject(refused.after(accepted).times(usize::MAX));
         let (ended, end) = std::sync::mpsc::channel();
