@@ -7,6 +7,8 @@ mod group_support;
 mod cpu_groups;
 mod data_parallel;
 mod ddp;
+#[cfg(target_os = "linux")]
+mod endings;
 mod graphed_collectives;
 mod group_debug;
 mod group_failures;
