@@ -139,6 +139,11 @@ fn steps(full: bool, test: bool) -> Vec<CiStep> {
         let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
         let many = [("WARPLINE_FUZZ", "programs=50000 sticky=500")];
         steps.push(CiStep::new("random driver programs", &programs, &many));
+        let of_suite = |name| ["test", "-p", "warpline-parallel", "--test", "suite", name];
+        let ten_thousand = [("WARPLINE_ENDINGS", "10000")];
+        steps.push(CiStep::new("endings of processes", &of_suite("endings::"), &ten_thousand));
+        let ten_minutes = [("WARPLINE_LOAD_SECONDS", "600")];
+        steps.push(CiStep::new("long load", &of_suite("load::"), &ten_minutes));
         steps.push(CiStep::new("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
     } else if test {
         steps.push(CiStep::new("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
@@ -249,5 +254,7 @@ mod tests {
             named(&steps, "thread schedules").iter().map(|s| s.env[1].1).collect();
         assert_eq!(schedules, ["20000", "20000", "6000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
+        assert_eq!(named(&steps, "endings")[0].env, [("WARPLINE_ENDINGS", "10000")]);
+        assert_eq!(named(&steps, "load")[0].env, [("WARPLINE_LOAD_SECONDS", "600")]);
     }
 }

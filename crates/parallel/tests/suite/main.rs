@@ -15,6 +15,8 @@ mod group_failures;
 mod group_replays;
 mod groups;
 mod launcher;
+#[cfg(target_os = "linux")]
+mod load;
 mod processes;
 mod store;
 mod store_deadlines;

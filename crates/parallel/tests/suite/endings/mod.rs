@@ -31,6 +31,7 @@ use rustix::process::{Pid, Signal};
 use warpline::multiprocessing::Channel;
 
 use crate::group_support::{LONG, at_once, gpu_spec, number};
+pub(crate) use plan::Numbers;
 use plan::{Ending, FAILED, Plan, Status};
 
 /// Time within which a process ends, and later all its processes.
