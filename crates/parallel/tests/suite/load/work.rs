@@ -17,6 +17,8 @@ const SIZES: [usize; 5] = [1, 100, 1_000, 4_000, 16_000];
 /// Number of elements of large tensors. One thread at a time has large tensors, so that the peak of the memory in use
 /// does not depend on chance.
 const LARGE: usize = 300_000;
+/// Events of each thread that fill the pool of events.
+const EVENTS: usize = 40;
 
 /// The state that all threads share.
 #[derive(Debug)]
@@ -74,9 +76,12 @@ impl Load {
         Ok(())
     }
 
-    /// Uses as much memory of each kind as the load may use at most, so that caches do not grow later.
+    /// Uses as much memory of each kind and as many events as the load may use at most, so that caches do not grow
+    /// later.
     fn fill_caches(&self) -> Result<()> {
         let mut tensors = Vec::new();
+        let events: Vec<Event> = (0..EVENTS).map(|_| Event::new(())).collect();
+        events.iter().try_for_each(|event| event.record(&self.streams[0]))?;
         for _ in 0..3 {
             tensors.push(ones([SIZES[4]], ())?);
             tensors.push(ones([SIZES[4]], ())?.pin_memory()?);
@@ -85,7 +90,7 @@ impl Load {
             }
         }
         self.all.wait();
-        drop(tensors);
+        drop((tensors, events));
         self.all.wait();
         Ok(())
     }
