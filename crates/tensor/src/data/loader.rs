@@ -176,6 +176,9 @@ impl<D: Dataset, B: PinMemory + Send + 'static> DataLoader<D, B> {
     /// Each iteration draws a base seed, as in PyTorch. Worker `i` has its own generators, for the CPU and each
     /// device, with the base seed plus `i`. So the random values of a sample depend on the seed and on the
     /// number of workers, but not on the workers' speed. No worker advances the program's generators.
+    ///
+    /// A forked child does not have the workers of its parent, so an iteration that began in the parent returns an error
+    /// there.
     #[must_use]
     pub fn num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;

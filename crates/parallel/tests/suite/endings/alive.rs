@@ -196,7 +196,7 @@ fn peer() -> Result<(Channel, Tensor)> {
 }
 
 /// Program of the peer: changes the tensors that arrive, until the other process is gone.
-pub(super) fn answer(channel: &Channel) {
+pub(super) fn answer(channel: Channel) {
     let mut tensors = Vec::new();
     let gone = loop {
         let changed = channel.recv().and_then(|tensor| {
@@ -212,6 +212,7 @@ pub(super) fn answer(channel: &Channel) {
     let expected =
         matches!(gone.kind(), ErrorKind::PeerGone { .. } | ErrorKind::InvalidArgument { .. });
     assert!(expected, "the peer: {gone}");
+    drop((tensors, channel));
 }
 
 /// Returns the host of a store and a client, with a thread that waits for a key.
