@@ -144,14 +144,15 @@ impl Samples {
         }
         let host = cuda::host_memory_stats()?;
         let mib = |bytes: f64| bytes / MIB;
-        self.push(time, "reserved MiB", 4.0, mib(cuda::memory_reserved(0)? as f64));
+        // Four segments of small tensors, since the peak of the memory in use rises by chance.
+        self.push(time, "reserved MiB", 8.0, mib(cuda::memory_reserved(0)? as f64));
         self.push(time, "allocated MiB", 4.0, mib(cuda::memory_allocated(0)? as f64));
         self.push(time, "page-locked MiB", 4.0, mib(host.allocated_bytes.current as f64));
         self.push(time, "page-locked allocations", 4.0, host.allocations.current as f64);
         let Some(usage) = sim.map(SimDriver::usage) else { return Ok(()) };
         let device = usage.devices[0];
         // Each of the 13 streams keeps up to 128 op events, and its lists fill slowly.
-        self.push(time, "driver's events", 64.0, device.events as f64);
+        self.push(time, "driver's events", 256.0, device.events as f64);
         for (name, count) in [
             ("streams", device.streams),
             ("modules", device.modules),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Instant;
 
-use warpline::cuda::{self, Event, Stream};
+use warpline::cuda::{self, CudaGraph, Event, Stream};
 use warpline::data::{DataLoader, TensorDataset};
 use warpline::multiprocessing::Channel;
 use warpline::{ErrorKind, Result, Tensor, full, ones, zeros};
@@ -89,8 +89,9 @@ impl Load {
                 tensors.push(cuda::with_stream(stream, || ones([SIZES[4]], "cuda"))?);
             }
         }
+        let captured = capture(SIZES[4], &self.captured[0])?;
         self.all.wait();
-        drop((tensors, events));
+        drop((tensors, events, captured));
         self.all.wait();
         Ok(())
     }
@@ -131,11 +132,16 @@ fn ops(n: usize, other: &Stream) -> Result<()> {
     sums_to(&y.add(&x)?, 3 * n)
 }
 
-fn graph(n: usize, stream: &Mutex<Stream>) -> Result<()> {
+/// Returns a graph with its input and its result.
+fn capture(n: usize, stream: &Mutex<Stream>) -> Result<(CudaGraph, Tensor, Tensor)> {
     let x = full([n], 1.0, "cuda")?;
     let stream = stream.lock().expect("a stream");
     let (graph, y) = cuda::with_stream(&stream, || cuda::graph(|| x.add(1)?.mul(2)))?;
-    drop(stream);
+    Ok((graph, x, y))
+}
+
+fn graph(n: usize, stream: &Mutex<Stream>) -> Result<()> {
+    let (graph, x, y) = capture(n, stream)?;
     for value in [1, 2] {
         x.fill_(value as f64)?;
         graph.replay()?;
