@@ -118,7 +118,7 @@ fn a_child_forked_from_a_rayon_thread_uses_cpu_tensors() {
 }
 
 #[test]
-fn a_child_forked_during_an_allocation_can_drop_memory() {
+fn a_child_forked_during_an_allocation_drops_memory_and_gets_none() {
     let _alone = alone();
     let runtime = Runtime::new(SimConfig::new(1).build(), RuntimeConfig::default()).unwrap();
     let stream = runtime.device(0).unwrap().device().default_stream();
@@ -135,7 +135,10 @@ fn a_child_forked_during_an_allocation_can_drop_memory() {
             .map(|_| {
                 let pinned = Storage::pinned(&runtime, 64).unwrap();
                 let device = Storage::device(&runtime, 64, stream).unwrap();
-                in_child(move || drop((pinned, device)))
+                in_child(|| {
+                    drop((pinned, device));
+                    assert!(Storage::device(&runtime, 64, stream).is_err());
+                })
             })
             .take_while(Result::is_ok)
             .collect();
@@ -181,6 +184,7 @@ fn page_locked_memory_and_cuda_are_refused_in_a_forked_child() {
     let device = runtime.device(0).unwrap();
     let stream = device.device().default_stream();
     let pinned = Storage::pinned(&runtime, 64).unwrap();
+    let memory = Storage::device(&runtime, 64, stream).unwrap();
     write_bytes((&pinned, 0), &[1; 64]).unwrap();
     // Put memory into the caches, which could hand it out without a call of the driver.
     drop((
@@ -200,16 +204,15 @@ fn page_locked_memory_and_cuda_are_refused_in_a_forked_child() {
         forked(Storage::pinned(&runtime, 4096).map(drop));
         let own = Storage::pageable(&runtime, 64).unwrap();
         let here = Location::caller();
-        if let Ok(memory) = Storage::device(&runtime, 64, stream) {
-            forked(warpline_runtime::launch::copy_bytes(
-                stream,
-                (&memory, 0),
-                (&own, 0),
-                64,
-                false,
-                here,
-            ));
-        }
+        forked(warpline_runtime::launch::copy_bytes(
+            stream,
+            (&memory, 0),
+            (&own, 0),
+            64,
+            false,
+            here,
+        ));
+        forked(Storage::device(&runtime, 64, stream).map(drop));
     });
     ended.unwrap();
     let mut bytes = [0; 64];

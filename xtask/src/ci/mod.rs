@@ -137,18 +137,43 @@ fn steps(full: bool, test: bool) -> Vec<CiStep> {
         steps.extend(extremes());
         let soak = [&all[..], &["--", "--ignored", "soak_"]].concat();
         steps.push(CiStep::new("soak tests", &soak, &[]));
-        let programs = ["test", "-p", "warpline-cuda-sys-safe", "--test", "driver_fuzz"];
-        let many = [("WARPLINE_FUZZ", "programs=50000 sticky=500")];
-        steps.push(CiStep::new("random driver programs", &programs, &many));
-        let programs = ["test", "-p", "warpline", "--test", "programs"];
-        let many = [("WARPLINE_PROGRAMS", "100000")];
-        steps.push(CiStep::new("random programs", &programs, &many));
-        let calls = ["test", "-p", "warpline", "--test", "semantics", "registry::calls"];
-        let many = [("WARPLINE_TEST_CALLS", "1000")];
-        steps.push(CiStep::new("random calls of each op", &calls, &many));
-        let faults = ["test", "-p", "warpline-parallel", "--test", "suite", "faults::"];
-        let all = [("WARPLINE_TEST_FAULTS", "all")];
-        steps.push(CiStep::new("failures of each driver call", &faults, &all));
+        let campaigns = [
+            (
+                "random driver programs",
+                ["warpline-cuda-sys-safe", "driver_fuzz"],
+                None,
+                ("WARPLINE_FUZZ", "programs=50000 sticky=500"),
+            ),
+            ("random programs", ["warpline", "programs"], None, ("WARPLINE_PROGRAMS", "100000")),
+            (
+                "random calls of each op",
+                ["warpline", "semantics"],
+                Some("registry::calls"),
+                ("WARPLINE_TEST_CALLS", "1000"),
+            ),
+            (
+                "failures of each driver call",
+                ["warpline-parallel", "suite"],
+                Some("faults::"),
+                ("WARPLINE_TEST_FAULTS", "all"),
+            ),
+            (
+                "endings of processes",
+                ["warpline-parallel", "suite"],
+                Some("endings::"),
+                ("WARPLINE_ENDINGS", "10000"),
+            ),
+            (
+                "long load",
+                ["warpline-parallel", "suite"],
+                Some("load::"),
+                ("WARPLINE_LOAD_SECONDS", "600"),
+            ),
+        ];
+        for (name, [package, test], filter, setting) in campaigns {
+            let args = ["test", "-p", package, "--test", test].into_iter().chain(filter);
+            steps.push(CiStep::new(name, &args.collect::<Vec<_>>(), &[setting]));
+        }
         steps.push(CiStep::new("ptx, rebuilt", &["xtask", "ptx", "--check", "--rebuild"], &[]));
     } else if test {
         steps.push(CiStep::new("tests", &all, &[("WARPLINE_SCHEDULES", "8")]));
@@ -260,5 +285,7 @@ mod tests {
             named(&steps, "thread schedules").iter().map(|s| s.env[1].1).collect();
         assert_eq!(schedules, ["20000", "20000", "6000"]);
         assert!(named(&steps, "rebuilt")[0].args.contains(&"--rebuild"));
+        assert_eq!(named(&steps, "endings")[0].env, [("WARPLINE_ENDINGS", "10000")]);
+        assert_eq!(named(&steps, "load")[0].env, [("WARPLINE_LOAD_SECONDS", "600")]);
     }
 }

@@ -1,5 +1,6 @@
 //! CPU implementations of matrix products.
 
+use std::cell::Cell;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use gemm_common::Parallelism;
@@ -297,7 +298,29 @@ unsafe fn gemm<T: GemmFloat>(
             );
         }
     };
-    if parallel { host::on_threads(run) } else { run() }
+    // The pool's threads do not end, so their scratch memory is alive.
+    if parallel || THREAD_ENDS.get() {
+        return host::on_threads(run);
+    }
+    run();
+    let _ = SCRATCH_END.try_with(|_| ());
+}
+
+thread_local! {
+    /// Whether this thread has begun to destroy its thread-locals.
+    static THREAD_ENDS: Cell<bool> = const { Cell::new(false) };
+    /// Registered after `gemm`'s scratch memory, a thread-local whose use after its destruction panics. So it is
+    /// destroyed before that memory.
+    static SCRATCH_END: ScratchEnd = const { ScratchEnd };
+}
+
+/// Sets [`THREAD_ENDS`] when it is destroyed.
+struct ScratchEnd;
+
+impl Drop for ScratchEnd {
+    fn drop(&mut self) {
+        THREAD_ENDS.set(true);
+    }
 }
 
 /// # Safety

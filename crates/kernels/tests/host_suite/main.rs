@@ -4,3 +4,4 @@ mod layout;
 mod misuse;
 mod moved_checkout;
 mod releases;
+mod thread_locals;

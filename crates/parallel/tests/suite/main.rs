@@ -7,6 +7,8 @@ mod group_support;
 mod cpu_groups;
 mod data_parallel;
 mod ddp;
+#[cfg(target_os = "linux")]
+mod endings;
 mod faults;
 mod graphed_collectives;
 mod group_debug;
@@ -14,6 +16,8 @@ mod group_failures;
 mod group_replays;
 mod groups;
 mod launcher;
+#[cfg(target_os = "linux")]
+mod load;
 mod processes;
 mod store;
 mod store_deadlines;

@@ -21,9 +21,12 @@ impl Storage {
     ///   another runtime.
     /// - [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if the stream is the twin of
     ///   a captured stream.
+    /// - [`ErrorKind::Driver`](crate::ErrorKind::Driver) in a forked child.
     #[track_caller]
     pub fn device(runtime: &Runtime, bytes: usize, stream: &Stream) -> Result<Self> {
         runtime.check_stream(stream, "empty")?;
+        // In a forked child, a lock of the allocator that another thread held during the fork stays locked.
+        runtime.check_process_for("empty", "cuMemAlloc")?;
         let device = runtime.device(stream.device_index())?;
         let mut block = None;
         // A body allocates in the order of the stream that its node is on.

@@ -390,11 +390,18 @@ impl Runtime {
     /// unmapped there.
     #[track_caller]
     pub(crate) fn check_process(&self, op: &'static str) -> Result<()> {
+        self.check_process_for(op, "page-locked memory")
+    }
+
+    /// Fails in a forked child. `call` is the use of CUDA that the error names.
+    #[track_caller]
+    #[inline]
+    pub(crate) fn check_process_for(&self, op: &'static str, call: &'static str) -> Result<()> {
         if self.is_own_process() {
             return Ok(());
         }
         let parent = self.0.process.1;
-        Err(Error::driver(op, DriverError::ForkedChild { call: "page-locked memory", parent }))
+        Err(Error::driver(op, DriverError::ForkedChild { call, parent }))
     }
 
     /// Returns whether races are detected.

@@ -176,6 +176,9 @@ impl<D: Dataset, B: PinMemory + Send + 'static> DataLoader<D, B> {
     /// Each iteration draws a base seed, as in PyTorch. Worker `i` has its own generators, for the CPU and each
     /// device, with the base seed plus `i`. So the random values of a sample depend on the seed and on the
     /// number of workers, but not on the workers' speed. No worker advances the program's generators.
+    ///
+    /// A forked child does not have the workers of its parent, so an iteration that began in the parent returns an error
+    /// there.
     #[must_use]
     pub fn num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;
@@ -323,6 +326,8 @@ impl<D: Dataset, B: PinMemory> LoadJob<D, B> {
 struct LoaderWorker<B> {
     batches: Option<Receiver<Result<B>>>,
     thread: Option<JoinHandle<()>>,
+    /// Identifier of the process in which the thread runs. A forked child does not have the thread.
+    process: u32,
 }
 
 impl<B: PinMemory + Send + 'static> LoaderWorker<B> {
@@ -354,7 +359,10 @@ impl<B: PinMemory + Send + 'static> LoaderWorker<B> {
             })
         });
         match thread {
-            Ok(thread) => Ok(Self { batches: Some(receiver), thread: Some(thread) }),
+            Ok(thread) => {
+                let process = std::process::id();
+                Ok(Self { batches: Some(receiver), thread: Some(thread), process })
+            }
             Err(e) => Err(Error::invalid("DataLoader", format!("cannot start a worker: {e}"))),
         }
     }
@@ -363,7 +371,12 @@ impl<B: PinMemory + Send + 'static> LoaderWorker<B> {
 impl<B> LoaderWorker<B> {
     /// Joins the worker. Returns its panic, if it panicked.
     fn join(&mut self) -> Option<CaughtPanic> {
-        self.thread.take()?.join().err().map(CaughtPanic::new)
+        let thread = self.thread.take().filter(|_| self.is_here())?;
+        thread.join().err().map(CaughtPanic::new)
+    }
+
+    fn is_here(&self) -> bool {
+        self.process == std::process::id()
     }
 }
 
@@ -405,6 +418,11 @@ impl<D: Dataset, B: PinMemory + Send + 'static> Iterator for Batches<D, B> {
         }
         let workers = self.workers.len();
         let worker = &mut self.workers[(batch - self.first) % workers];
+        if !worker.is_here() {
+            self.next = self.job.batches;
+            let reason = "this is a forked child, which has no workers; iterate in it anew";
+            return Some(Err(Error::invalid("DataLoader", reason)));
+        }
         let received = worker.batches.as_ref().and_then(|b| b.recv().ok());
         if received.is_some() {
             return received;

@@ -1,9 +1,11 @@
-//! Tests of a forked child that drops a channel of its parent. The parent's threads do not exist in
-//! the child.
+//! Tests of a forked child that drops a channel or an iteration of its parent. The parent's threads
+//! do not exist in the child.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use warpline::{Result, with_runtime};
+use warpline::data::{DataLoader, TensorDataset};
+use warpline::{Result, arange, with_runtime};
 use warpline_cuda_sys_safe::StreamHandle;
 use warpline_cuda_sys_safe::sim::Schedule;
 
@@ -16,9 +18,10 @@ fn ends_in_child(f: impl FnOnce()) -> bool {
     // of the parent runs in it.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        f();
+        // Unwinding would end only this thread, and the child would exit successfully.
+        let code = i32::from(catch_unwind(AssertUnwindSafe(f)).is_err());
         // SAFETY: `_exit` takes no pointer and touches no memory of the process.
-        unsafe { libc::_exit(0) };
+        unsafe { libc::_exit(code) };
     }
     let (begun, mut status) = (Instant::now(), 0);
     // SAFETY: `status` is a valid place for the result, and `child` has not been reaped.
@@ -55,4 +58,20 @@ fn s33_a_forked_child_drops_a_channel_without_waiting() {
     hold.open();
     drop((there, received));
     assert!(ended, "it hangs");
+}
+
+#[test]
+fn a_forked_child_has_no_workers_of_its_parents_iteration() {
+    let _alone = alone(); // the child holds copies of all descriptors
+    let [inputs, targets] = [(); 2].map(|()| arange(8, ()).unwrap());
+    let data = TensorDataset::new(inputs, targets).unwrap();
+    let mut batches = DataLoader::new(data).num_workers(2).iter().unwrap();
+    batches.next().unwrap().unwrap();
+    let ended = ends_in_child(move || {
+        let error = batches.next().unwrap().unwrap_err().to_string();
+        assert!(error.contains("forked child"), "{error}");
+        assert!(batches.next().is_none());
+        drop(batches);
+    });
+    assert!(ended, "it hangs or panics");
 }

@@ -36,6 +36,8 @@ pub(super) struct Server {
     /// Number of open connections.
     open: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
+    /// Identifier of the process in which the thread runs. A forked child does not have the thread.
+    process: u32,
 }
 
 impl Server {
@@ -62,7 +64,7 @@ impl Server {
         let event_loop = EventLoop::new(poll, listener, received, secret, Arc::clone(&open))?;
         let thread = std::thread::Builder::new().name("warpline-store".into());
         let thread = Some(thread.spawn(move || event_loop.run())?);
-        Ok(Self { address, commands, waker, open, thread })
+        Ok(Self { address, commands, waker, open, thread, process: std::process::id() })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -93,6 +95,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         let stopping = self.commands.send(ServerCommand::Stop).is_ok() && self.waker.wake().is_ok();
         // Do not join a thread that could not be woken. It ends with the process.
         if let Some(thread) = self.thread.take().filter(|_| stopping) {
