@@ -50,6 +50,14 @@ impl Model {
         if outs.len() > 16 {
             return None;
         }
+        let tracks = |v: &Value| v.is_float() && v.tracked();
+        // The graph of such a write may own the leaf, and the leaf its memory. Both are then never freed.
+        if row.effect == Effect::Writes
+            && self.memory.get(&args[0].storage).is_some_and(|memory| memory.has_leaf)
+            && args[1..].iter().any(tracks)
+        {
+            return None;
+        }
         let blur = match (row.values, blur) {
             (Values::Same, Blur::Close) => Blur::Free,
             (Values::Same, blur) => blur,
@@ -57,7 +65,7 @@ impl Model {
             _ => Blur::Free,
         };
         self.blurred |= blur != Blur::Exact;
-        let tracked: Vec<&Value> = args.iter().filter(|v| v.is_float() && v.tracked()).collect();
+        let tracked: Vec<&Value> = args.iter().filter(|v| tracks(v)).collect();
         let mut expect = None;
         match row.effect {
             Effect::Writes => {
@@ -90,6 +98,9 @@ impl Model {
                         value.track = Track::Leaf;
                     }
                     self.graphs = true;
+                    if let Some(memory) = self.memory.get_mut(&args[0].storage) {
+                        memory.has_leaf = true;
+                    }
                 }
             }
             Effect::Backward { retains } => {
@@ -147,7 +158,8 @@ impl Model {
                 let storage = self.number();
                 let exact = !dtype.is_float() && blur == Blur::Close;
                 let bytes = sizes.iter().product::<usize>() * dtype.size();
-                let memory = Memory { bytes, place, blur: if exact { Blur::Exact } else { blur } };
+                let blur = if exact { Blur::Exact } else { blur };
+                let memory = Memory { bytes, place, blur, has_leaf: false };
                 self.memory.insert(storage, memory);
                 let (strides, track) = (dense_strides(&sizes), follows(dtype));
                 let (offset, of_leaf) = (0, false);

@@ -190,7 +190,8 @@ pub(crate) fn rows() -> Vec<Row> {
                 }
             },
             |t, _| checkpoint(|t| Ok(vec![t[0].mul(2)?.tanh()?]), &[&t[0]])?
-        ),
+        )
+        .rounded(),
         row!(
             "a long chain of checkpoints is dropped",
             |d| {

@@ -140,6 +140,8 @@ pub(crate) struct Memory {
     pub(crate) bytes: usize,
     pub(crate) place: usize,
     pub(crate) blur: Blur,
+    /// Whether a tensor in the memory is or was a leaf.
+    pub(crate) has_leaf: bool,
 }
 
 /// The state after a number of steps.
