@@ -44,12 +44,13 @@ const HIDDEN: &[(&str, &str)] = &[
     ("as_dyn", MACROS),
     ("as_dyn_mut", MACROS),
     ("assert_module", MACROS),
-    ("warn", CRATES),
     ("begin", CRATES),
-    ("is_making_graphed_callables", CRATES),
+    ("check_variables", TESTS),
     ("current", PRIVATE),
     ("delete", PRIVATE),
+    ("from_variables", TESTS),
     ("here", CRATES),
+    ("is_making_graphed_callables", CRATES),
     ("of", CRATES),
     ("operand", MACROS),
     ("show", MACROS),
@@ -58,6 +59,7 @@ const HIDDEN: &[(&str, &str)] = &[
     ("to_device", FOREIGN),
     ("to_dtype", FOREIGN),
     ("unwrap_value", MACROS),
+    ("warn", CRATES),
     ("within", PRIVATE),
 ];
 
@@ -65,6 +67,7 @@ const MACROS: &str = "only the code of macros calls it";
 const ALIASED: &str = "public names are aliases such as `StepLR`";
 const PRIVATE: &str = "its module is private";
 const MARKER: &str = "keeps implementations of two crates apart";
+const TESTS: &str = "hidden; only tests use it";
 const CRATES: &str = "hidden; only the other crates of this workspace use it";
 const FOREIGN: &str = "does not compile, and names the right call";
 

@@ -163,18 +163,24 @@ fn compile(text: &str) {
     std::fs::write(&file, text).expect("a temporary file");
     let exe = std::env::current_exe().expect("this program");
     let deps = exe.parent().expect("a folder");
-    let libraries = std::fs::read_dir(deps).expect("the folder of libraries").flatten();
-    let mut libraries: Vec<_> = libraries
-        .filter(|entry| {
+    // There may also be libraries that were built with other features, so the newest come first.
+    let libraries = |start: &str| {
+        let all = std::fs::read_dir(deps).expect("the folder of libraries").flatten();
+        let named = all.filter(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
-            name.starts_with("libwarpline-") && name.ends_with(".rlib")
-        })
-        .map(|entry| (entry.metadata().and_then(|m| m.modified()).ok(), entry.path()))
-        .collect();
-    libraries.sort();
+            name.starts_with(start) && name.ends_with(".rlib")
+        });
+        let mut found: Vec<_> = named
+            .map(|entry| (entry.metadata().and_then(|m| m.modified()).ok(), entry.path()))
+            .collect();
+        found.sort();
+        found.into_iter().rev().map(|(_, path)| path.display().to_string()).collect::<Vec<_>>()
+    };
+    let drivers = libraries("libwarpline_cuda_sys_safe-");
+    let pairs = libraries("libwarpline-").into_iter();
+    let pairs = pairs.flat_map(|own| drivers.iter().map(move |driver| (own.clone(), driver)));
     let mut errors = String::from("no library found");
-    // There may also be libraries that were built with other features. Try the newest first.
-    for (_, library) in libraries.iter().rev() {
+    for (own, driver) in pairs {
         let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
         let output = std::process::Command::new(rustc)
             .args(["--edition=2024", "--crate-type=bin", "--emit=metadata", "-Awarnings"])
@@ -183,7 +189,9 @@ fn compile(text: &str) {
             .arg("-L")
             .arg(format!("dependency={}", deps.display()))
             .arg("--extern")
-            .arg(format!("warpline={}", library.display()))
+            .arg(format!("warpline={own}"))
+            .arg("--extern")
+            .arg(format!("warpline_cuda_sys_safe={driver}"))
             .arg(&file)
             .output()
             .expect("rustc runs");

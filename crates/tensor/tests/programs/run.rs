@@ -86,7 +86,9 @@ impl World {
 
     pub(crate) fn simulated(schedule: Schedule) -> Self {
         let sim = SimConfig { schedule, ..SimConfig::new(2) }.build();
-        let runtime = Runtime::new(sim.clone(), RuntimeConfig::default()).expect("a runtime");
+        // Without workspaces, the model knows all allocations.
+        let config = RuntimeConfig { cublas_workspace: Some(0), ..RuntimeConfig::default() };
+        let runtime = Runtime::new(sim.clone(), config).expect("a runtime");
         Self { name: format!("{schedule:?}"), runtime, sim: Some(sim), has_gpus: true }
     }
 

@@ -64,8 +64,13 @@ fn s40_a_child_forked_after_the_question_uses_cuda() {
 #[ignore = "needs a GPU"]
 fn gpu_s40_a_child_forked_after_the_question_uses_cuda() {
     let count = cuda::device_count().unwrap();
-    assert_eq!(asked("cuda", &[(CHECK, "1")]), format!("{count} devices, status 0"));
-    assert_eq!(asked("cuda", &[]), format!("{count} devices, status {REFUSED}"));
+    // The other process has as many devices as this one.
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let visible = visible.iter().map(|devices| ("CUDA_VISIBLE_DEVICES", &**devices));
+    let checked: Vec<_> = visible.clone().chain([(CHECK, "1")]).collect();
+    assert_eq!(asked("cuda", &checked), format!("{count} devices, status 0"));
+    let visible: Vec<_> = visible.collect();
+    assert_eq!(asked("cuda", &visible), format!("{count} devices, status {REFUSED}"));
     let hidden = [(CHECK, "1"), ("CUDA_VISIBLE_DEVICES", "0")];
     assert_eq!(asked("cuda", &hidden), "1 devices, status 0");
 }

@@ -58,6 +58,11 @@ fn program_of_an_ending() {
     }
     let Ok(seed) = std::env::var(SEED) else { return };
     let plan = Plan::new(seed.parse().unwrap());
+    for signal in plan::SIGNALS {
+        // A shell lets its background processes ignore some signals, and their children inherit that.
+        // SAFETY: the default action runs no code of this program.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     let ran = catch_unwind(|| end::run(&plan, &gpu_spec()));
     // A test runs in a thread of its own, so its return would end only that thread. A return or a panic of `main` is
     // this call.

@@ -232,8 +232,11 @@ impl Plan {
     }
 }
 
+/// Signals that the parent may send.
+pub(super) const SIGNALS: [i32; 5] =
+    [libc::SIGTERM, libc::SIGINT, libc::SIGKILL, libc::SIGHUP, libc::SIGQUIT];
+
 fn ending(numbers: &mut Numbers) -> Ending {
-    let signals = [libc::SIGTERM, libc::SIGINT, libc::SIGKILL, libc::SIGHUP, libc::SIGQUIT];
     match numbers.below(14) {
         0 | 1 => Ending::Return,
         2 | 3 => Ending::Exit,
@@ -244,7 +247,7 @@ fn ending(numbers: &mut Numbers) -> Ending {
         9 => Ending::Raise(numbers.of(&[libc::SIGSEGV, libc::SIGBUS, libc::SIGTERM])),
         10 => {
             let after = Duration::from_millis(numbers.below(150) as u64);
-            Ending::Signalled(numbers.of(&signals), after)
+            Ending::Signalled(numbers.of(&SIGNALS), after)
         }
         11 => Ending::Exec,
         _ => Ending::Fork(numbers.of(&[
