@@ -54,7 +54,7 @@ fn greet(server: &mut TcpStream) -> io::Result<()> {
 pub(crate) fn server(input: &[u8]) {
     let Some((mode, bytes)) = input.split_first() else { return };
     let mut address = new_address();
-    let host = TcpStore::host(address, &options()).expect("a server");
+    let host = TcpStore::host(address, options()).expect("a server");
     address.set_port(host.port());
     let mut client = TcpStream::connect(address).expect("a connection");
     if mode & 1 == 1 {
@@ -93,7 +93,7 @@ pub(crate) fn client(input: &[u8]) {
     let calls = calls();
     thread::scope(|scope| {
         let server = scope.spawn(|| serve(listener, mode & 1 == 1, bytes));
-        match TcpStore::connect(address, &options()) {
+        match TcpStore::connect(address, options()) {
             Ok(store) => {
                 for call in calls.iter().cycle().skip(usize::from(mode >> 1)).take(calls.len()) {
                     if let Err(error) = call(&store) {

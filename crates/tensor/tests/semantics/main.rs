@@ -56,6 +56,7 @@ mod copies;
 mod decoding;
 mod devices;
 mod elementwise;
+mod exactness;
 mod extreme_arguments;
 mod factories;
 mod failures;

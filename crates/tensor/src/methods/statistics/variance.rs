@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::functional::options::options;
-use crate::{CallScope, ErrorKind, IntoDims, IntoOptions, Result, Tensor};
+use crate::{CallScope, DType, ErrorKind, IntoDims, IntoOptions, Result, Tensor};
 
 options! {
     @without_unit
@@ -25,8 +25,8 @@ impl<D: IntoDims> From<D> for VarOptions {
 
 impl Tensor {
     /// The variance over dimensions (`torch.var`): the sum of squared distances from the mean, divided by the
-    /// number of elements minus the correction. Floats only; half-width
-    /// floats are computed in `f32`.
+    /// number of elements minus the correction. Floats only. The CPU computes in
+    /// `f64`, and a GPU computes half-width floats in `f32`.
     ///
     /// ```
     /// # use warpline::{VarOptions, tensor};
@@ -130,7 +130,9 @@ impl Tensor {
         if !self.dtype().is_float() {
             return Err(ErrorKind::UnsupportedDType { dtype: self.dtype() }.of("var"));
         }
-        let Moments { mut mean, squares, count, .. } = self.widened()?.moments(dims)?;
+        // As in PyTorch, the CPU computes in `f64`, so squares of `f32` neither overflow nor underflow.
+        let x = if self.is_cuda() { self.widened()? } else { self.to(DType::F64)? };
+        let Moments { mut mean, squares, count, .. } = x.moments(dims)?;
         let mut spread = squares.sum_keepdim(dims)?.div(count.saturating_sub(correction) as f64)?;
         if !keepdim {
             (spread, mean) = (spread.drop_reduced_dims(dims)?, mean.drop_reduced_dims(dims)?);
