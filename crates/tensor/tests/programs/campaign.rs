@@ -82,7 +82,7 @@ enum End {
 }
 
 impl Worker {
-    fn start(name: &str, seeds: [u64; 3], kept: Option<&[usize]>, on_gpus: bool) -> Self {
+    fn start(name: &str, seeds: [u64; 3], kept: Option<&[usize]>) -> Self {
         let folder =
             std::env::temp_dir().join(format!("warpline-programs-{}-{name}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
@@ -93,9 +93,6 @@ impl Worker {
         if let Some(kept) = kept {
             let kept: Vec<String> = kept.iter().map(ToString::to_string).collect();
             command.env(KEEP, kept.join(","));
-        }
-        if on_gpus {
-            command.env(ON_GPUS, "1");
         }
         let log = std::fs::File::create(folder.join("log")).expect("a log");
         command.stdout(Stdio::null()).stderr(log);
@@ -152,7 +149,7 @@ impl Drop for Worker {
 
 /// Runs `count` programs, beginning with the seed `first`. If a program fails, panics with the
 /// shrunk program as Rust code.
-pub(crate) fn campaign(first: u64, count: u64, on_gpus: bool) -> BTreeMap<String, u64> {
+pub(crate) fn campaign(first: u64, count: u64) -> BTreeMap<String, u64> {
     let start = Instant::now();
     let parallel = std::thread::available_parallelism().map_or(2, |n| n.get()) as u64;
     // Seeds are dealt to the workers in turn, so a failing seed tells how many programs ran before
@@ -160,7 +157,7 @@ pub(crate) fn campaign(first: u64, count: u64, on_gpus: bool) -> BTreeMap<String
     let mut workers: Vec<Worker> = (0..parallel.min(count))
         .map(|k| {
             let seeds = [first + k, (count - k).div_ceil(parallel), parallel];
-            Worker::start(&format!("from-{}", first + k), seeds, None, on_gpus)
+            Worker::start(&format!("from-{}", first + k), seeds, None)
         })
         .collect();
     let mut coverage = BTreeMap::new();
@@ -181,7 +178,7 @@ pub(crate) fn campaign(first: u64, count: u64, on_gpus: bool) -> BTreeMap<String
                 }
                 Some(End::Failed(seed, reason)) => {
                     drop(workers);
-                    fail(seed, &reason, on_gpus);
+                    fail(seed, &reason);
                 }
             }
         }
@@ -193,7 +190,7 @@ pub(crate) fn campaign(first: u64, count: u64, on_gpus: bool) -> BTreeMap<String
 }
 
 /// Shrinks the program of a seed, and panics with the remaining steps.
-fn fail(seed: u64, reason: &str, on_gpus: bool) -> ! {
+fn fail(seed: u64, reason: &str) -> ! {
     let program = generate::program(seed);
     let mut kept: Vec<usize> = program.iter().map(|step| step.id).collect();
     let mut reason = reason.to_owned();
@@ -201,7 +198,6 @@ fn fail(seed: u64, reason: &str, on_gpus: bool) -> ! {
         "shrink",
         [seed, 1, 1],
         Some(kept),
-        on_gpus,
     )
     .wait()
     {

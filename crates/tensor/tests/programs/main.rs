@@ -32,7 +32,8 @@
 //!   call of the program may fail, but nothing panics, no memory remains in use, and later ops
 //!   work.
 //!
-//! A GPU test runs programs on the CPU and on two GPUs instead, and makes the checks that need no simulator.
+//! With `WARPLINE_TEST_ON_GPUS=1`, programs run on the CPU and on two GPUs instead, with the checks that need no
+//! simulator.
 //!
 //! Programs run in child processes ([`campaign`]). A failing program is shrunk by leaving out
 //! calls, and printed as Rust code with its seed ([`print`]).
@@ -65,7 +66,7 @@ use campaign::number;
 #[test]
 fn random_programs() {
     let count = number("WARPLINE_PROGRAMS", 2000);
-    let coverage = campaign::campaign(number("WARPLINE_PROGRAM_SEED", 0), count, false);
+    let coverage = campaign::campaign(number("WARPLINE_PROGRAM_SEED", 0), count);
     if count >= 2000 {
         let reached =
             |row: &row::Row| coverage.keys().any(|call| call.split('\t').next() == Some(row.name));
@@ -78,13 +79,6 @@ fn random_programs() {
             coverage.iter().map(|(call, count)| format!("{call}\t{count}\n")).collect();
         std::fs::write(&path, lines).unwrap_or_else(|e| panic!("{path}: {e}"));
     }
-}
-
-#[test]
-#[ignore = "needs two GPUs"]
-fn gpu2_random_programs_agree_with_the_cpu() {
-    let count = number("WARPLINE_PROGRAMS", 1000);
-    campaign::campaign(number("WARPLINE_PROGRAM_SEED", 0), count, true);
 }
 
 #[test]
