@@ -150,7 +150,7 @@ fn pack(
 }
 
 fn pack_files(manifest: &[u8], entries: &[ArchiveEntry]) -> Result<Vec<u8>> {
-    let options = LzmaOptions { dict_size: DICTIONARY_BYTES, ..LzmaOptions::with_preset(1) };
+    let options = LzmaOptions { dict_size: DICTIONARY_BYTES, ..LzmaOptions::with_preset(2) };
     let mut tar = tar::Builder::new(LzmaWriter::new_use_header(Vec::new(), &options, None)?);
     append(&mut tar, MANIFEST, manifest)?;
     for (path, name) in entries {
