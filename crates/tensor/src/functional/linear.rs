@@ -87,7 +87,7 @@ pub fn linear_silu_mul(input: &Tensor, weight: &Tensor) -> Result<Tensor> {
     if !features.is_multiple_of(2) {
         return Err(no_halves(op, weight));
     }
-    if is_plain(input, weight, None) && !should_record(&[input, weight]) {
+    if input.is_cuda() && is_plain(input, weight, None) && !should_record(&[input, weight]) {
         let (out, is_computed) =
             multiply_rows(&input.exec()?, input, weight, features / 2, matmul_silu_mul)?;
         if is_computed {

@@ -120,8 +120,8 @@ impl<T> Refused for &Offer<T> {
     }
 }
 
-/// Returns memory for a pool, as the source of the pool. Memory of a stream-ordered pool may be used only in the order
-/// of its stream, so the library must not take it. If the library takes it, the source returns it.
+/// Source of a pool. Offers memory of a stream-ordered pool, which may be used only in the order of its stream. The
+/// library must refuse such memory, and the source then returns other memory.
 pub(crate) fn memory(
     driver: &Arc<dyn Driver>,
     device: usize,

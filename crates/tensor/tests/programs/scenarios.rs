@@ -33,6 +33,14 @@ fn plain(t: &[Value]) -> Predict {
     if t[0].dtype == DType::F32 && !t[0].tracked() { Ok(vec![]) } else { Err(UNKNOWN) }
 }
 
+/// Predicts a new tensor like the argument, a tensor of `float32` on a GPU without a gradient.
+fn like_single(t: &[Value]) -> Predict {
+    if t[0].dtype != DType::F32 || t[0].place == 2 || t[0].tracked() {
+        return Err(UNKNOWN);
+    }
+    new(&t[0], t[0].dtype, &t[0].sizes)
+}
+
 /// Predicts a new tensor like the first of two arguments.
 fn sum(t: &[Value]) -> Predict {
     both(t)?;
@@ -213,12 +221,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row!(
             "a tensor of a pool outlives it",
             |d| d.tensor(&[DType::F32], |v| v.place < 2 && !v.tracked()),
-            |t, _| {
-                if t[0].dtype != DType::F32 || t[0].place == 2 || t[0].tracked() {
-                    return Err(UNKNOWN);
-                }
-                new(&t[0], t[0].dtype, &t[0].sizes)
-            },
+            |t, _| like_single(t),
             |t, _| {
                 if !t[0].is_cuda() {
                     return Ok(vec![t[0].mul(3)?]);
@@ -233,12 +236,7 @@ pub(crate) fn rows() -> Vec<Row> {
         row!(
             "MemPool::over the program's memory",
             |d| d.tensor(&[DType::F32], |v| v.place < 2 && !v.tracked()),
-            |t, _| {
-                if t[0].dtype != DType::F32 || t[0].place == 2 || t[0].tracked() {
-                    return Err(UNKNOWN);
-                }
-                new(&t[0], t[0].dtype, &t[0].sizes)
-            },
+            |t, _| like_single(t),
             |t, _| {
                 if !t[0].is_cuda() {
                     return Ok(vec![t[0].mul(3)?]);

@@ -106,7 +106,7 @@ fn in_hook(plan: &Plan, descriptors: usize) -> Result<()> {
     y.sum(())?.backward()
 }
 
-/// Samples, one of which ends the process.
+/// A data set whose fourth sample ends the process.
 struct EndsInWorker(Plan, usize);
 
 impl Dataset for EndsInWorker {

@@ -18,7 +18,7 @@ use warpline::cuda::{self, Stream};
 use warpline::{DType, Device, Error, Result, Tensor, simulated, with_runtime};
 use warpline_cuda_sys_safe::sim::Schedule;
 
-use super::devices::{difference, tolerance};
+use super::devices::{difference, differences};
 use super::entry::Entry;
 use super::sample::{Arg, Layout, Maker, x};
 use super::{registry, report};
@@ -108,34 +108,19 @@ fn call(entry: &Entry, args: &[Tensor]) -> std::result::Result<Outcome, String> 
 
 /// Returns the first difference between outcomes.
 fn compare(entry: &Entry, dtype: DType, cpu: &Outcome, gpu: &Outcome) -> Result<Option<String>> {
-    let (cpu, gpu) = match (cpu, gpu) {
-        (Ok(cpu), Ok(gpu)) => (cpu, gpu),
+    match (cpu, gpu) {
+        (Ok(cpu), Ok(gpu)) => differences(entry, dtype, cpu, gpu),
         // A call with two mistakes may report either. The CPU checks indices before other arguments.
-        (Err(cpu), Err(gpu)) if cpu.0 == gpu.0 || cpu.0 == "IndexCheck" => return Ok(None),
-        (Err(_), Ok(_)) if UNCHECKED_ON_GPUS.contains(&&*entry.name) => return Ok(None),
+        (Err(cpu), Err(gpu)) if cpu.0 == gpu.0 || cpu.0 == "IndexCheck" => Ok(None),
+        (Err(_), Ok(_)) if UNCHECKED_ON_GPUS.contains(&&*entry.name) => Ok(None),
         (cpu, gpu) => {
             let [cpu, gpu] = [cpu, gpu].map(|outcome| match outcome {
                 Ok(_) => "succeeds".to_owned(),
                 Err((kind, text)) => format!("fails with {kind} ({text})"),
             });
-            return Ok(Some(format!("the CPU {cpu}, the GPU {gpu}")));
-        }
-    };
-    if cpu.len() != gpu.len() {
-        return Ok(Some(format!("{} and {} results", cpu.len(), gpu.len())));
-    }
-    for (cpu, gpu) in cpu.iter().zip(gpu) {
-        let slack = if entry.differs.is_some() { f64::INFINITY } else { entry.slack };
-        let tolerance = tolerance(dtype).max(tolerance(gpu.dtype())) * slack;
-        let different = match entry.differs {
-            Some(_) if (cpu.dtype(), cpu.size()) == (gpu.dtype(), gpu.size()) => None,
-            _ => difference(gpu, cpu, tolerance)?,
-        };
-        if different.is_some() {
-            return Ok(different);
+            Ok(Some(format!("the CPU {cpu}, the GPU {gpu}")))
         }
     }
-    Ok(None)
 }
 
 /// The runtimes of a thread.

@@ -58,13 +58,23 @@ fn compare(entry: &Entry, sample: &[Arg], maker: Maker) -> Result<Option<String>
             return Ok(Some(failed.collect::<Vec<_>>().join("; ")));
         }
     };
+    differences(entry, maker.dtype, &cpu, &gpu)
+}
+
+/// Returns the first difference between the results of a call on the CPU and on a GPU. A float result of arguments of
+/// `dtype` has the tolerance of the result's dtype or of `dtype`.
+pub(super) fn differences(
+    entry: &Entry,
+    dtype: DType,
+    cpu: &[Tensor],
+    gpu: &[Tensor],
+) -> Result<Option<String>> {
     if cpu.len() != gpu.len() {
         return Ok(Some(format!("{} and {} results", cpu.len(), gpu.len())));
     }
-    for (cpu, gpu) in cpu.iter().zip(&gpu) {
+    for (cpu, gpu) in cpu.iter().zip(gpu) {
         let slack = if entry.differs.is_some() { f64::INFINITY } else { entry.slack };
-        // A float result of integer arguments has the tolerance of the result's dtype.
-        let tolerance = tolerance(maker.dtype).max(tolerance(gpu.dtype()));
+        let tolerance = tolerance(dtype).max(tolerance(gpu.dtype()));
         let different = if entry.differs.is_some() {
             let (a, b) = ((cpu.dtype(), cpu.size()), (gpu.dtype(), gpu.size()));
             (a != b).then(|| format!("{a:?} and {b:?}"))
