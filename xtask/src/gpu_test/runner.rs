@@ -228,9 +228,6 @@ fn add_run(
 
 #[cfg(all(test, unix))]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn runner(gpus: usize) -> TestRunner {
@@ -251,8 +248,11 @@ mod tests {
         let text = format!(
             "#!/bin/sh\nif [ \"$1\" = --list ]; then printf '{list}'; exit 0; fi\nshift 3\n{body}\n"
         );
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // A child writes the script, because a child that another test starts would keep a file of this process open for
+        // writing, and such a file cannot run.
+        let write = ["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""];
+        let written = Command::new("sh").args(write).arg(&path).arg(text).status().unwrap();
+        assert!(written.success());
         TestProgram {
             package: "warpline".to_owned(),
             name: "fake".to_owned(),

@@ -415,15 +415,18 @@ mod tests {
     #[test]
     #[cfg(unix)]
     fn pytorchs_side_is_found_without_its_file() {
-        use std::os::unix::fs::PermissionsExt;
+        use std::process::Command;
 
         let folder =
             std::env::temp_dir().join(format!("warpline-model-speed-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
         let python = folder.join("python");
         let script = "#!/bin/sh\ncase \"$1|$2\" in\n-c*'import torch'*) printf \"$3 step\\t1.5\\t64\\n\";;\n*) exit 1;;\nesac\n";
-        std::fs::write(&python, script).unwrap();
-        std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+        // A child writes the script, because a child that another test starts would keep a file of this process open
+        // for writing, and such a file cannot run.
+        let write = ["-c", "printf %s \"$1\" > \"$0\" && chmod +x \"$0\""];
+        let written = Command::new("sh").args(write).arg(&python).arg(script).status().unwrap();
+        assert!(written.success());
         let figures = torch(python.to_str().unwrap(), "mlp", false).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
         assert_eq!(figures, [("mlp step".to_owned(), 1.5, 64.0)]);
