@@ -152,6 +152,12 @@ fn steps(full: bool, test: bool) -> Vec<CiStep> {
                 ("WARPLINE_TEST_CALLS", "1000"),
             ),
             (
+                "failures of each driver call of each op",
+                ["warpline", "semantics"],
+                Some("registry::faults"),
+                ("WARPLINE_TEST_FAULTS", "all"),
+            ),
+            (
                 "failures of each driver call",
                 ["warpline-parallel", "suite"],
                 Some("faults::"),

@@ -1,5 +1,7 @@
 //! The kinds of driver call. Calls are counted by kind, and faults are injected by kind.
 
+use crate::CudaCode;
+
 macro_rules! calls {
     ($($kind:ident = $name:literal;)*) => {
         /// A kind of driver call.
@@ -119,6 +121,70 @@ impl CallKind {
                 | GraphExecDestroy
                 | IpcCloseMem
         )
+    }
+
+    /// Returns the errors of its own that the call may return on a GPU, the most likely one first, as the driver's
+    /// documentation lists them, and the unknown error. Every call may also return the sticky error of earlier work.
+    /// Errors that the call's callers rule out, such as one for a driver that is not initialised, are left out.
+    #[must_use]
+    pub const fn errors(self) -> &'static [CudaCode] {
+        use CallKind::*;
+        use CudaCode as Code;
+        match self {
+            MemAlloc | HostAlloc | MemAllocAsync | StreamCreate | MempoolCreate => {
+                &[Code::OUT_OF_MEMORY, Code::INVALID_VALUE, Code::UNKNOWN]
+            }
+            MemCreate | AddressReserve => {
+                &[Code::OUT_OF_MEMORY, Code::NOT_PERMITTED, Code::NOT_SUPPORTED, Code::UNKNOWN]
+            }
+            EventCreate | GraphInstantiate | IpcMemHandle | IpcEventHandle => {
+                &[Code::OUT_OF_MEMORY, Code::INVALID_VALUE, Code::INVALID_HANDLE, Code::UNKNOWN]
+            }
+            MemMap => {
+                &[Code::INVALID_VALUE, Code::OUT_OF_MEMORY, Code::ILLEGAL_STATE, Code::UNKNOWN]
+            }
+            HostRegister => &[
+                Code::OUT_OF_MEMORY,
+                Code::HOST_MEMORY_ALREADY_REGISTERED,
+                Code::NOT_PERMITTED,
+                Code::UNKNOWN,
+            ],
+            HostUnregister => &[Code::HOST_MEMORY_NOT_REGISTERED, Code::UNKNOWN],
+            ModuleLoad => &[
+                Code::INVALID_PTX,
+                Code::UNSUPPORTED_PTX_VERSION,
+                Code::NO_BINARY_FOR_GPU,
+                Code::JIT_COMPILER_NOT_FOUND,
+                Code::OUT_OF_MEMORY,
+                Code::UNKNOWN,
+            ],
+            ModuleUnload => &[Code::NOT_PERMITTED, Code::UNKNOWN],
+            ModuleFunction => &[Code::NOT_FOUND, Code::INVALID_HANDLE, Code::UNKNOWN],
+            Launch => &[
+                Code::LAUNCH_OUT_OF_RESOURCES,
+                Code::INVALID_VALUE,
+                Code::INVALID_HANDLE,
+                Code::INVALID_IMAGE,
+                Code::UNKNOWN,
+            ],
+            EnablePeerAccess => {
+                &[Code::TOO_MANY_PEERS, Code::PEER_ACCESS_UNSUPPORTED, Code::UNKNOWN]
+            }
+            DisablePeerAccess => &[Code::PEER_ACCESS_NOT_ENABLED, Code::UNKNOWN],
+            StreamWaitValue | StreamWriteValue => {
+                &[Code::NOT_SUPPORTED, Code::INVALID_VALUE, Code::UNKNOWN]
+            }
+            EndCapture => &[
+                Code::STREAM_CAPTURE_INVALIDATED,
+                Code::STREAM_CAPTURE_UNJOINED,
+                Code::STREAM_CAPTURE_WRONG_THREAD,
+                Code::UNKNOWN,
+            ],
+            IpcOpenMem | IpcOpenEvent => {
+                &[Code::INVALID_HANDLE, Code::MAP_FAILED, Code::NOT_SUPPORTED, Code::UNKNOWN]
+            }
+            _ => &[Code::INVALID_VALUE, Code::INVALID_HANDLE, Code::INVALID_CONTEXT, Code::UNKNOWN],
+        }
     }
 
     /// Returns `true` for calls that work without a context, and so do not notice that earlier work

@@ -94,7 +94,8 @@ impl SimConfig {
     /// `check` ([`SimConfig::check_footprints`]); `isolate` ([`SimConfig::isolate_faults`]);
     /// `fail=CALL[:CODE][@N][..]`, any number of times ([`SimConfig::faults`]). `fail=cuMemAlloc@3` lets three
     /// allocations succeed, and the next one fail. With `..`, all later ones fail, too. `CODE` is the number of the error;
-    /// default: out of memory for calls that allocate, and otherwise an unknown error.
+    /// default: the first of
+    /// [`CallKind::errors`](crate::sim::CallKind::errors).
     ///
     /// # Errors
     /// - [`SpecError::NotSim`] if `spec` does not start with `sim` or `sim:N`.

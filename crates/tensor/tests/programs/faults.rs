@@ -1,7 +1,6 @@
 //! Runs programs with injected failures of driver calls.
 
 use warpline::{Result, cuda, with_runtime};
-use warpline_cuda_sys_safe::CudaCode;
 use warpline_cuda_sys_safe::sim::{CallKind, Fault, Schedule};
 
 use crate::ops;
@@ -39,10 +38,7 @@ const FAULTS: [CallKind; 20] = [
 pub(crate) fn run(plan: &Plan, seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed ^ 0xFA17);
     let call = random.pick(&FAULTS);
-    let code = match call {
-        CallKind::MemAlloc | CallKind::MemCreate | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
-        _ => CudaCode::INVALID_VALUE,
-    };
+    let code = random.pick(call.errors());
     let times = random.pick(&[1, usize::MAX]);
     let fault = Fault::new(call, code).after(random.below(24)).times(times);
     let world = World::simulated(Schedule::Seeded(seed));

@@ -58,7 +58,7 @@ impl Fault {
     /// `cuMemcpyAsync@3..` or `cuLaunchKernel:700@3`.
     ///
     /// `CALL` is a [name](CallKind::name), with or without its suffix `_v2`. `CODE` is the number of the error; default:
-    /// out of memory for calls that allocate, and otherwise an unknown error. The call fails after `N` successful ones;
+    /// the first of [`CallKind::errors`]. The call fails after `N` successful ones;
     /// default: 0. With `..`, all later calls fail, too. Returns `None` if `text` has another form.
     pub(crate) fn from_spec(text: &str) -> Option<Self> {
         let (text, times) = text.strip_suffix("..").map_or((text, 1), |text| (text, usize::MAX));
@@ -68,14 +68,7 @@ impl Fault {
         let is_named =
             |call: &CallKind| call.name() == name || call.name().strip_suffix("_v2") == Some(name);
         let call = CallKind::ALL.iter().copied().find(is_named)?;
-        let default = match call {
-            CallKind::MemAlloc
-            | CallKind::MemCreate
-            | CallKind::MemAllocAsync
-            | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
-            _ => CudaCode::UNKNOWN,
-        };
-        let code = code.map_or(Some(default), |code| code.parse().ok().map(CudaCode))?;
+        let code = code.map_or(Some(call.errors()[0]), |code| code.parse().ok().map(CudaCode))?;
         let after = after.map_or(Some(0), |n| n.parse().ok())?;
         // 0 is success.
         (code.0 > 0).then_some(Self::new(call, code).after(after).times(times))

@@ -25,18 +25,9 @@ const PAIRS: usize = 40;
 /// Limit of the time of one run of a program with a failure.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Returns the errors that a call may return. Besides its own errors, each call may return the sticky error of earlier
-/// work.
-fn codes(call: CallKind) -> Vec<CudaCode> {
-    let own = match call {
-        CallKind::MemAlloc
-        | CallKind::MemCreate
-        | CallKind::HostAlloc
-        | CallKind::MemAllocAsync => &[CudaCode::OUT_OF_MEMORY, CudaCode::UNKNOWN][..],
-        CallKind::Launch => &[CudaCode::LAUNCH_OUT_OF_RESOURCES, CudaCode::INVALID_VALUE],
-        _ => &[CudaCode::INVALID_VALUE, CudaCode::OUT_OF_MEMORY, CudaCode::UNKNOWN],
-    };
-    own.iter().copied().chain([CudaCode::ILLEGAL_ADDRESS]).collect()
+/// Returns the errors that a call may return: its own, and the sticky error of earlier work.
+fn codes(call: CallKind) -> impl Iterator<Item = CudaCode> {
+    call.errors().iter().copied().chain([CudaCode::ILLEGAL_ADDRESS])
 }
 
 /// A new simulator with two devices, and its runtime.
@@ -192,7 +183,7 @@ fn check_cold(program: &Program, fault: Fault) -> std::result::Result<(), String
 /// Returns each `stride`th failure of the listed calls.
 fn faults(calls: &[(CallKind, usize)], stride: usize) -> impl Iterator<Item = Fault> {
     let all = calls.iter().flat_map(|&(call, count)| {
-        let each = codes(call).into_iter().flat_map(move |code| {
+        let each = codes(call).flat_map(move |code| {
             let fault = move |n| Fault::new(call, code).after(n);
             (0..count).flat_map(move |n| [fault(n), fault(n).times(usize::MAX)])
         });

@@ -2,13 +2,14 @@
 //! every time from then on. The op must then give the right result, or fail with an error that
 //! names the called function and the line of the call. No memory may remain in use, and the next op
 //! must work.
+//!
+//! With `WARPLINE_TEST_FAULTS=all`, each call fails with each of its errors, otherwise with one of them.
 
 use std::panic::Location;
 
 use warpline::autograd::{BackwardTensorsOptions, backward};
 use warpline::{DType, Device, Error, Result, Tensor, cuda};
-use warpline_cuda_sys_safe::CudaCode;
-use warpline_cuda_sys_safe::sim::{CallKind, Fault};
+use warpline_cuda_sys_safe::sim::Fault;
 
 use super::entry::Entry;
 use super::sample::{Layout, Maker};
@@ -32,15 +33,6 @@ fn pass(entry: &Entry, args: &[Tensor], maker: Maker) -> Result<Vec<Vec<f64>>> {
     let gradients = inputs.iter().filter_map(Tensor::grad);
     let all: Vec<Tensor> = results.into_iter().chain(gradients).collect();
     all.iter().map(|t| t.detach().to((DType::F64, "cpu"))?.to_vec()).collect()
-}
-
-/// Returns an error that a call of this kind may return on a GPU.
-fn code(call: CallKind) -> CudaCode {
-    match call {
-        CallKind::MemAlloc | CallKind::MemCreate | CallKind::HostAlloc => CudaCode::OUT_OF_MEMORY,
-        CallKind::Launch => CudaCode::LAUNCH_OUT_OF_RESOURCES,
-        _ => CudaCode::INVALID_VALUE,
-    }
 }
 
 /// Functions whose errors use the name of PyTorch's function.
@@ -79,7 +71,7 @@ fn same(a: &[Vec<f64>], b: &[Vec<f64>]) -> bool {
 }
 
 /// Injects each failure into an op. Returns the number of failures.
-fn faults(world: &SimBox, entry: &Entry, failures: &mut Vec<String>) -> Result<usize> {
+fn faults(world: &SimBox, entry: &Entry, all: bool, failures: &mut Vec<String>) -> Result<usize> {
     let Some(dtype) = [DType::F32, DType::I64, DType::Bool].into_iter().find(|d| entry.takes(*d))
     else {
         return Ok(0);
@@ -97,11 +89,15 @@ fn faults(world: &SimBox, entry: &Entry, failures: &mut Vec<String>) -> Result<u
     let mut count = 0;
     for (&call, &times) in &after {
         let times = (times - before.get(&call).copied().unwrap_or(0)) as usize;
-        for (n, repeated) in (0..times).flat_map(|n| [(n, 1), (n, usize::MAX)]) {
+        let fault = |code: usize, n| Fault::new(call, call.errors()[code]).after(n);
+        let codes = call.errors().len();
+        let faults = (0..if all { codes } else { 1 })
+            .flat_map(|code| (0..times).map(move |n| ((code + n + count) % codes, n)))
+            .flat_map(|(code, n)| [fault(code, n), fault(code, n).times(usize::MAX)]);
+        for fault in faults.collect::<Vec<_>>() {
             count += 1;
-            let title =
-                || format!("{}: {call:?} {n} of {times} fails {repeated} times", entry.title());
-            world.sim.inject(Fault::new(call, code(call)).after(n).times(repeated));
+            let title = || format!("{}: {fault:?} of {times} calls", entry.title());
+            world.sim.inject(fault);
             let outcome = pass(entry, &args, maker);
             world.sim.clear_faults();
             match outcome {
@@ -131,10 +127,11 @@ fn faults(world: &SimBox, entry: &Entry, failures: &mut Vec<String>) -> Result<u
 #[test]
 fn each_driver_call_of_each_op_may_fail() {
     let world = SimBox::lazy(1);
+    let all = std::env::var("WARPLINE_TEST_FAULTS").is_ok_and(|value| value == "all");
     let (mut count, mut failures) = (0, Vec::new());
     world.enter(|| {
         for entry in registry() {
-            match faults(&world, &entry, &mut failures) {
+            match faults(&world, &entry, all, &mut failures) {
                 Ok(faults) => count += faults,
                 Err(error) => failures.push(format!("{}: {error}", entry.title())),
             }
