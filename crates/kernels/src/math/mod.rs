@@ -16,6 +16,14 @@ mod tests;
 
 use pulp::{Arch, Simd, WithSimd};
 
+/// Returns the rounded sum of two numbers, and the rounding error (Knuth). The error is NaN if the sum is not finite.
+#[inline(always)]
+pub(crate) fn exact_sum(a: f64, b: f64) -> (f64, f64) {
+    let sum = a + b;
+    let added = sum - a;
+    (sum, (a - (sum - added)) + (b - added))
+}
+
 /// A loop that is compiled for each level of vector instructions.
 pub(crate) trait Loop {
     /// Runs the loop. This function and all functions it calls must be `inline(always)`, because a

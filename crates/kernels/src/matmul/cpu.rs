@@ -6,6 +6,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 use gemm_common::Parallelism;
 use warpline_cuda_sys_safe::HostLaunch;
 
+use super::sum::Summed;
 use super::{Product, Steps, vector};
 use crate::math::{Convert, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
@@ -50,7 +51,7 @@ type Multiply<T> = unsafe fn(
 
 /// A float dtype whose products the `gemm` crates compute. Only `gemm-f32` and `gemm-f64` are used,
 /// because the crates for complex numbers take long to build.
-pub(super) trait GemmFloat: HostElement + From<bool> {
+pub(super) trait GemmFloat: Summed + From<bool> {
     fn multiply() -> Multiply<Self>;
 }
 
@@ -117,7 +118,7 @@ pub(super) unsafe fn floats<T: GemmFloat>(launch: &HostLaunch<'_>, p: &Product) 
 /// and the result (`R`).
 pub(super) unsafe fn halves<T, R>(launch: &HostLaunch<'_>, p: &Product)
 where
-    T: HostElement<Compute = f32>,
+    T: Summed<Compute = f32>,
     R: HostElement<Compute = f32>,
 {
     let [a, b] = [0, 1].map(|i| SharedPtr::<T>::operand(launch, i));

@@ -4,6 +4,7 @@
 mod blas;
 mod cpu;
 mod few_rows;
+mod sum;
 #[cfg(test)]
 mod tests;
 mod vector;

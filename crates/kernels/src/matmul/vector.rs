@@ -1,9 +1,10 @@
 //! Matrix-vector products on the CPU. They run at memory speed if each element of the matrix is
-//! read once, in memory order, and all threads share the product.
+//! read once, in memory order, and all threads share the product. At that speed, sums in a wider type are free.
 
 use std::slice::from_raw_parts;
 
 use super::Product;
+use super::sum::{PartialSum, Summed};
 use crate::math::{Loop, vectorized};
 use warpline_runtime::host::{self, GRAIN, HostElement, Number, SharedPtr};
 
@@ -16,7 +17,8 @@ const VECTOR: usize = 16 << 10;
 /// Bytes of a cache line. Loads of aligned vectors do not cross cache lines.
 const LINE: usize = 64;
 
-/// Partial sums per row: several vector registers, so that additions overlap.
+/// Partial sums per row: several vector registers, so that additions overlap. With fewer, compilers unroll the loop over
+/// them and use no vectors for exact sums.
 const LANES: usize = 32;
 
 /// Minimum number of matrix elements per part, if the sums of rows are split because there are too few
@@ -57,7 +59,7 @@ pub(super) unsafe fn floats<T, R>(
     [a, b]: [SharedPtr<T>; 2],
     c: SharedPtr<R>,
 ) where
-    T: HostElement,
+    T: Summed,
     R: HostElement<Compute = T::Compute>,
 {
     let (batches, length) = (p.batch as usize, p.k as usize);
@@ -90,14 +92,15 @@ pub(super) unsafe fn floats<T, R>(
     let parts = length.div_ceil(part).max(1);
     let each = rows.min(product.rows) * length.div_ceil(parts);
     let grain = (GRAIN / each.max(1)).max(1);
-    let zero = T::Compute::from_bits(0);
+    let zero = zero::<T>();
+    let put = |sum: T::Sum| R::put(T::narrow(sum.value()));
     let mut partial = vec![zero; if parts > 1 { batches * parts * product.rows } else { 0 }];
     let partials = SharedPtr(partial.as_mut_ptr());
     host::parallel_for(parallel, batches * blocks * parts, grain, |tasks| {
         let mut sums = [zero; BLOCK];
-        let size = size_of::<T::Compute>();
+        let size = size_of::<T::Wide>();
         let buffered = (VECTOR / size).min(length).min(part);
-        let mut memory = vec![zero; buffered + LINE / size];
+        let mut memory = vec![T::Wide::from_bits(0); buffered + LINE / size];
         let skipped = memory.as_ptr().align_offset(LINE).min(LINE / size);
         let vector = &mut memory[skipped..][..buffered];
         for task in tasks {
@@ -107,7 +110,7 @@ pub(super) unsafe fn floats<T, R>(
             sums.fill(zero);
             let length = part.min(length - k);
             let buffer = &mut vector[..];
-            vectorized(Sum {
+            vectorized(Rows {
                 product,
                 batch,
                 first,
@@ -122,7 +125,7 @@ pub(super) unsafe fn floats<T, R>(
                 // task.
                 unsafe {
                     if parts == 1 {
-                        at(result, [batch, row]).write(R::put(sum));
+                        at(result, [batch, row]).write(put(sum));
                     } else {
                         partials.write(((batch * parts + p) * product.rows + row) as isize, sum);
                     }
@@ -134,27 +137,27 @@ pub(super) unsafe fn floats<T, R>(
         for index in 0..batches * product.rows {
             let (batch, row) = (index / product.rows, index % product.rows);
             let of_part = |p: usize| partial[(batch * parts + p) * product.rows + row];
-            let sum = (1..parts).fold(of_part(0), |sum, p| sum.add(of_part(p)));
+            let sum = (1..parts).fold(of_part(0), |sum, p| sum.merge(of_part(p)));
             // SAFETY: `row` and `batch` are within the result, and this loop runs on one thread.
-            unsafe { at(result, [batch, row]).write(R::put(sum)) };
+            unsafe { at(result, [batch, row]).write(put(sum)) };
         }
     }
 }
 
 /// Sums of rows over `length` elements from `k` on.
-struct Sum<'a, T: HostElement> {
+struct Rows<'a, T: Summed> {
     product: MatrixVector<T>,
     batch: usize,
     first: usize,
     k: usize,
     length: usize,
     by_columns: bool,
-    sums: &'a mut [T::Compute],
-    /// Buffer for elements of the vector, converted to the compute type.
-    buffer: &'a mut [T::Compute],
+    sums: &'a mut [T::Sum],
+    /// Buffer for elements of the vector.
+    buffer: &'a mut [T::Wide],
 }
 
-impl<T: HostElement> Loop for Sum<'_, T> {
+impl<T: Summed> Loop for Rows<'_, T> {
     #[inline(always)]
     fn run(self) {
         let Self { product, batch, first, k, length, by_columns, sums, buffer } = self;
@@ -165,11 +168,11 @@ impl<T: HostElement> Loop for Sum<'_, T> {
             if step == 1 {
                 // SAFETY: the vector has `vector.len()` adjacent elements from `start` on.
                 let elements = unsafe { from_raw_parts(start, vector.len()) };
-                vector.iter_mut().zip(elements).for_each(|(x, e)| *x = e.get());
+                vector.iter_mut().zip(elements).for_each(|(x, e)| *x = e.wide());
             } else {
                 for (i, x) in vector.iter_mut().enumerate() {
                     // SAFETY: `i` is less than `vector.len()`, so the vector has this element.
-                    *x = unsafe { start.offset(i as isize * step).read() }.get();
+                    *x = unsafe { start.offset(i as isize * step).read() }.wide();
                 }
             }
             let start = at(product.matrix, [batch, first, from]);
@@ -182,7 +185,7 @@ impl<T: HostElement> Loop for Sum<'_, T> {
                 } else {
                     for (r, sum) in sums.iter_mut().enumerate() {
                         let of = start.offset(r as isize * row);
-                        *sum = sum.add(if column == 1 {
+                        *sum = sum.merge(if column == 1 {
                             dot(of, vector)
                         } else {
                             dot_strided(of, column, vector)
@@ -199,38 +202,51 @@ impl<T: HostElement> Loop for Sum<'_, T> {
 /// # Safety
 /// `row` is valid for reads of as many elements as the vector has.
 #[inline(always)]
-unsafe fn dot<T: HostElement>(row: *const T, vector: &[T::Compute]) -> T::Compute {
-    let mut rest_sum = T::Compute::from_bits(0);
-    let mut sums = [rest_sum; LANES];
+unsafe fn dot<T: Summed>(row: *const T, vector: &[T::Wide]) -> T::Sum {
+    let none = T::Wide::from_bits(0);
+    // Sums and errors are in separate arrays, because compilers make no vectors of pairs.
+    let (mut sums, mut errors) = ([none; LANES], [none; LANES]);
     let (chunks, rest) = vector.as_chunks::<LANES>();
     for (i, chunk) in chunks.iter().enumerate() {
         // SAFETY: a chunk has LANES elements, and the row has as many elements as the vector.
         let elements = unsafe { row.add(i * LANES).cast::<[T; LANES]>().read() };
         for j in 0..LANES {
-            sums[j] = sums[j].add(elements[j].get().mul(chunk[j]));
+            let (sum, error) = T::Sum::exact(sums[j], elements[j].wide().mul(chunk[j]));
+            sums[j] = sum;
+            errors[j] = errors[j].add(error);
         }
     }
-    // Copies the sums. If `total` received the address of `sums` itself, the loop would store them
-    // in each iteration.
-    let done = sums;
+    // If `total` received the address of the sums themselves, the loop would store them in each iteration.
+    let done = std::array::from_fn(|j| T::Sum::new(sums[j], errors[j]));
+    let mut rest_sum = zero::<T>();
     for (j, &x) in rest.iter().enumerate() {
         // SAFETY: `rest` follows the chunks, and the row has as many elements as the vector.
         let element = unsafe { row.add(chunks.len() * LANES + j).read() };
-        rest_sum = rest_sum.add(element.get().mul(x));
+        rest_sum = rest_sum.merge(product(element, x));
     }
-    total(&done).add(rest_sum)
+    total(&done).merge(rest_sum)
+}
+
+fn zero<T: Summed>() -> T::Sum {
+    T::Sum::new(T::Wide::from_bits(0), T::Wide::from_bits(0))
+}
+
+/// Returns the product of two elements as a sum. The product of two `f32` is exact.
+#[inline(always)]
+fn product<T: Summed>(element: T, x: T::Wide) -> T::Sum {
+    T::Sum::new(element.wide().mul(x), T::Wide::from_bits(0))
 }
 
 /// Adds up the partial sums. Not inlined: otherwise the compiler would arrange the partial sums for
 /// this reduction, which makes the caller's loop several times slower.
 #[inline(never)]
-fn total<C: Number>(sums: &[C; LANES]) -> C {
+fn total<V, S: PartialSum<V>>(sums: &[S; LANES]) -> S {
     let mut sums = *sums;
     let mut width = LANES;
     while width > 1 {
         width /= 2;
         for j in 0..width {
-            sums[j] = sums[j].add(sums[j + width]);
+            sums[j] = sums[j].merge(sums[j + width]);
         }
     }
     sums[0]
@@ -241,15 +257,11 @@ fn total<C: Number>(sums: &[C; LANES]) -> C {
 /// # Safety
 /// `row` is valid for reads of as many elements as the vector has, `step` apart.
 #[inline(always)]
-unsafe fn dot_strided<T: HostElement>(
-    row: *const T,
-    step: isize,
-    vector: &[T::Compute],
-) -> T::Compute {
-    let zero = T::Compute::from_bits(0);
+unsafe fn dot_strided<T: Summed>(row: *const T, step: isize, vector: &[T::Wide]) -> T::Sum {
     // SAFETY: `j` is less than the length of the vector.
-    let element = |j: usize| unsafe { row.offset(j as isize * step).read() }.get();
-    vector.iter().enumerate().fold(zero, |sum, (j, &x)| sum.add(element(j).mul(x)))
+    let element = |j: usize| unsafe { row.offset(j as isize * step).read() };
+    let add = |sum: T::Sum, (j, &x)| sum.merge(product(element(j), x));
+    vector.iter().enumerate().fold(zero::<T>(), add)
 }
 
 /// Adds the products of columns and vector elements to the sums of the rows. The elements of a
@@ -259,25 +271,26 @@ unsafe fn dot_strided<T: HostElement>(
 /// `start` is valid for reads of one column per element of the vector. Columns are `step` apart and
 /// have one element per sum.
 #[inline(always)]
-unsafe fn columns<T: HostElement>(
+unsafe fn columns<T: Summed>(
     start: *const T,
     step: isize,
-    vector: &[T::Compute],
-    sums: &mut [T::Compute],
+    vector: &[T::Wide],
+    sums: &mut [T::Sum],
 ) {
     // SAFETY: `k` is less than the length of the vector, and `r` is less than the number of sums.
-    let get = |k: usize, r: usize| unsafe { start.offset(k as isize * step).add(r).read() }.get();
+    let get = |k: usize, r: usize| unsafe { start.offset(k as isize * step).add(r).read() };
     // Processes four columns at a time, so that sums are read and written once for them.
     let (fours, rest) = vector.as_chunks::<4>();
     for (i, x) in fours.iter().enumerate() {
         for (r, sum) in sums.iter_mut().enumerate() {
-            let product = |j: usize| get(4 * i + j, r).mul(x[j]);
-            *sum = sum.add(product(0).add(product(1)).add(product(2).add(product(3))));
+            let [a, b, c, d]: [T::Sum; 4] =
+                std::array::from_fn(|j| product(get(4 * i + j, r), x[j]));
+            *sum = sum.merge(a.merge(b).merge(c.merge(d)));
         }
     }
     for (k, &x) in (4 * fours.len()..).zip(rest) {
         for (r, sum) in sums.iter_mut().enumerate() {
-            *sum = sum.add(get(k, r).mul(x));
+            *sum = sum.merge(product(get(k, r), x));
         }
     }
 }

@@ -73,6 +73,27 @@ fn sum(range: Range<usize>, f: impl Fn(usize) -> f64) -> f64 {
     sums[0]
 }
 
+/// Returns the mean of a row, and what the mean lacks because it is rounded. For `f32` and halves, that is 0.
+///
+/// # Safety
+/// The operand has these elements, and no thread writes them meanwhile.
+#[inline(always)]
+unsafe fn mean<T: HostElement>(of: SharedPtr<T>, at: Range<usize>) -> (f64, f64) {
+    let size = at.len() as f64;
+    // SAFETY: the caller guarantees that the elements exist and are not being written.
+    let element = |i: usize| unsafe { get(of, i) };
+    let mut mean = sum(at.clone(), element) / size;
+    if size_of::<T>() < size_of::<f64>() {
+        return (mean, 0.0);
+    }
+    if mean.is_infinite() {
+        // A sum may overflow although its mean does not.
+        mean = sum(at.clone(), |i| element(i) / size);
+    }
+    // Elements that differ little from the mean need it more exactly than an `f64` has it.
+    (mean, sum(at, |i| element(i) - mean) / size)
+}
+
 /// Runs `f` over ranges of rows, in parallel.
 fn parallel_rows(launch: &HostLaunch<'_>, p: &Norm, f: impl Fn(Range<usize>) + Sync) {
     let grain = (GRAIN / 4 / p.size as usize).max(1);
@@ -130,19 +151,16 @@ impl<T: HostElement> Loop for Normalize<'_, T> {
                         put(input, i, get(x, i) + get(residual, i));
                     }
                 }
-                let total =
-                    if p.is_centred != 0 { sum(at.clone(), |i| get(input, i)) } else { 0.0 };
-                let mean = total / size;
-                let squares = sum(at.clone(), |i| {
-                    let x = get(input, i) - mean;
-                    x * x
-                });
+                let (mean, rest) =
+                    if p.is_centred != 0 { mean::<T>(input, at.clone()) } else { (0.0, 0.0) };
+                let centred = |i: usize| get(input, i) - mean - rest;
+                let squares = sum(at.clone(), |i| centred(i) * centred(i));
                 let scale = 1.0 / (squares / size + eps).sqrt();
                 for (moments, value) in moments.into_iter().zip([mean, scale]) {
                     moments.write(row as isize, T::Compute::from_number(value));
                 }
                 for (column, i) in at.enumerate() {
-                    let y = (get(input, i) - mean) * scale;
+                    let y = centred(i) * scale;
                     let y = if weighted { y * get(weight, column) } else { y };
                     put(out, i, if biased { y + get(bias, column) } else { y });
                 }

@@ -163,8 +163,8 @@ macro_rules! reductions {
             use warpline_runtime::host::Number;
 
             use $crate::reduce::declaration::reductions;
-            #[allow(unused_imports)] // by declarations without extremes
-            use $crate::reduce::fold::{Arg, Fold, ReduceElement};
+            #[allow(unused_imports)] // by declarations without sums and extremes
+            use $crate::reduce::fold::{self, Arg, Fold, ReduceElement};
 
             $($(reductions! { @fold $op $cpu })*)*
         }

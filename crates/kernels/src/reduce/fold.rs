@@ -3,11 +3,12 @@
 use std::array::from_fn;
 use std::ops::Range;
 
-use warpline_runtime::Scalar;
 use warpline_runtime::host::{Cast, CastAny, HostElement, Number, Truth};
+use warpline_runtime::{DType, Scalar};
 
 use super::table::folds::{Max, Min};
 use crate::fill;
+use crate::math::exact_sum;
 
 /// Number of partial results that are updated together. They fill several vector registers. With
 /// fewer, compilers unroll the loop over chunks and gather elements across iterations, which is
@@ -62,23 +63,7 @@ pub(super) trait Fold<T: ReduceElement>: 'static {
     /// elements of row `i`.
     #[inline(always)]
     fn columns<'a>(accs: &mut [Self::Acc], range: Range<usize>, row: impl Fn(usize) -> &'a [T]) {
-        let n = accs.len();
-        let whole = range.start + range.len() / ROWS * ROWS;
-        for first in (range.start..whole).step_by(ROWS) {
-            let rows: [&[T]; ROWS] = from_fn(|i| &row(first + i)[..n]);
-            for (k, to) in accs.iter_mut().enumerate() {
-                let mut acc = *to;
-                for (i, row) in rows.iter().enumerate() {
-                    acc = Self::merge(acc, Self::make(row[k], first + i));
-                }
-                *to = acc;
-            }
-        }
-        for index in whole..range.end {
-            for (acc, &element) in accs.iter_mut().zip(row(index)) {
-                *acc = Self::merge(*acc, Self::make(element, index));
-            }
-        }
+        fold_columns::<Self, T>(accs, range, row);
     }
 
     /// Merges all partial results, always in the same order.
@@ -92,6 +77,32 @@ pub(super) trait Fold<T: ReduceElement>: 'static {
             }
         }
         accs[0]
+    }
+}
+
+/// [`Fold::columns`] of folds that have no implementation of their own.
+#[inline(always)]
+fn fold_columns<'a, F: Fold<T> + ?Sized, T: ReduceElement>(
+    accs: &mut [F::Acc],
+    range: Range<usize>,
+    row: impl Fn(usize) -> &'a [T],
+) {
+    let n = accs.len();
+    let whole = range.start + range.len() / ROWS * ROWS;
+    for first in (range.start..whole).step_by(ROWS) {
+        let rows: [&[T]; ROWS] = from_fn(|i| &row(first + i)[..n]);
+        for (k, to) in accs.iter_mut().enumerate() {
+            let mut acc = *to;
+            for (i, row) in rows.iter().enumerate() {
+                acc = F::merge(acc, F::make(row[k], first + i));
+            }
+            *to = acc;
+        }
+    }
+    for index in whole..range.end {
+        for (acc, &element) in accs.iter_mut().zip(row(index)) {
+            *acc = F::merge(*acc, F::make(element, index));
+        }
     }
 }
 
@@ -139,6 +150,50 @@ reduce_elements! {
     half::bf16 => f64, f32;
     f32 => f64, f32;
     f64 => f64, f64;
+}
+
+/// A sum.
+pub(super) struct Sum;
+
+impl<T: ReduceElement> Fold<T> for Sum {
+    type Acc = T::Wide;
+    type Result = T::Wide;
+    #[inline(always)]
+    fn identity() -> T::Wide {
+        T::Wide::from_number(0i64)
+    }
+    #[inline(always)]
+    fn make(element: T, _: usize) -> T::Wide {
+        element.wide()
+    }
+    #[inline(always)]
+    fn merge(a: T::Wide, b: T::Wide) -> T::Wide {
+        a.add(b)
+    }
+    fn result(acc: T::Wide) -> T::Wide {
+        acc
+    }
+
+    /// Adds the rounding errors of `f64` at the end. Otherwise they would grow with the number of rows.
+    #[inline(always)]
+    fn columns<'a>(accs: &mut [T::Wide], range: Range<usize>, row: impl Fn(usize) -> &'a [T]) {
+        if T::DTYPE != DType::F64 {
+            return fold_columns::<Self, T>(accs, range, row);
+        }
+        let mut errors = [0.0; TILE];
+        for index in range {
+            for ((acc, errors), &element) in accs.iter_mut().zip(&mut errors).zip(row(index)) {
+                let (sum, error) = exact_sum((*acc).cast(), element.wide().cast());
+                *acc = T::Wide::from_number(sum);
+                *errors += error;
+            }
+        }
+        for (acc, error) in accs.iter_mut().zip(errors) {
+            // After an overflow, or with elements that are not finite, the errors are NaN.
+            let error = if error.is_nan() { 0.0 } else { error };
+            *acc = acc.add(T::Wide::from_number(error));
+        }
+    }
 }
 
 /// A fold to the index of the first largest value if `MAX` is true, otherwise of the first smallest

@@ -16,9 +16,9 @@ template <class T, class A = typename Wide<value_t<T>>::type> struct Sum : Plain
     static __device__ __forceinline__ void put(Result* to, A a, const Plan& p) { store(*to, scaled(a, p.scale)); }
 };"#, all {
         /// `torch.sum`. Integers and bool are summed in `int64`.
-        Sum = "sum" => Wide, { T::Wide: Number::from_number(0i64), |x| x.wide(), |a, b| a.add(b) };
+        Sum = "sum" => Wide, (fold::Sum);
         /// `torch.mean`. Supports only floats.
-        Mean = "mean" => Float, (Sum), averages;
+        Mean = "mean" => Float, (fold::Sum), averages;
     }
     PROD = "prod", "Prod", r#"
 template <class T, class A = typename Wide<value_t<T>>::type> struct Prod : Plain<T, A> {

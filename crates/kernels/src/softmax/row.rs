@@ -5,21 +5,24 @@ use warpline_runtime::host::{Cast, LANES, Number};
 
 /// A type in which softmax is computed.
 pub(crate) trait Exp: Number + Cast<f64> {
-    /// Returns eˣ in the precision of the type.
-    fn exp(x: f64) -> f64;
+    /// Returns eˣ⁻ᵐ in the precision of the type.
+    fn exp(x: f64, most: f64) -> f64;
 }
 
 impl Exp for f32 {
     #[inline(always)]
-    fn exp(x: f64) -> f64 {
-        math::functions::exp(x)
+    fn exp(x: f64, most: f64) -> f64 {
+        math::functions::exp(x - most)
     }
 }
 
 impl Exp for f64 {
     #[inline(always)]
-    fn exp(x: f64) -> f64 {
-        x.exp()
+    fn exp(x: f64, most: f64) -> f64 {
+        // The relative error of the result is the absolute error of the difference, so correct it.
+        let (difference, error) = math::exact_sum(x, -most);
+        let exp = difference.exp();
+        if error.is_finite() { exp + exp * error } else { exp }
     }
 }
 
@@ -71,7 +74,7 @@ impl<C: Exp> Loop for Row<'_, C> {
             }
             for chunk in &mut *self.block {
                 for (sum, x) in sums.iter_mut().zip(chunk) {
-                    let e = C::exp((*x).cast() - largest);
+                    let e = C::exp((*x).cast(), largest);
                     *sum += e;
                     *x = if self.log { *x } else { C::from_number(e) };
                 }
@@ -86,7 +89,7 @@ impl<C: Exp> Loop for Row<'_, C> {
             let flat = self.block.as_flattened_mut();
             if again && !self.log {
                 for x in &mut *flat {
-                    *x = C::from_number(C::exp((*x).cast() - largest));
+                    *x = C::from_number(C::exp((*x).cast(), largest));
                 }
             }
             for x in &mut *flat {

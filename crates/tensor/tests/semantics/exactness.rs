@@ -16,21 +16,11 @@ const COLUMNS: usize = 4;
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 /// Epsilon of the norms.
 const EPSILON: f64 = 1.0 / 131_072.0;
-/// Error in ulps that is allowed even if PyTorch's result is more exact.
-const ALLOWED: f64 = 1.0;
+/// Error in ulps that is allowed even if PyTorch's result is more exact: a few operations, each correctly rounded, have
+/// such an error by chance.
+const ALLOWED: f64 = 2.5;
 /// Ops that are less exact than PyTorch's on the CPU for some inputs, by dtype. They are not compared.
-const LESS_EXACT: [(&str, &[&str]); 10] = [
-    ("dot", &["f16", "f32", "f64"]),
-    ("mv", &["f16", "f32", "f64"]),
-    ("mm", &["f16", "f32", "f64"]),
-    ("layer_norm", &["f64"]),
-    ("rms_norm", &["f64"]),
-    ("softmax", &["f64"]),
-    ("logsumexp", &["f64"]),
-    ("mean", &["f64"]),
-    ("sum", &["f64"]),
-    ("prod", &["f64"]),
-];
+const LESS_EXACT: [(&str, &[&str]); 2] = [("mm", &["f32", "f64"]), ("prod", &["f64"])];
 const KINDS: [&str; 10] = [
     "near_one",
     "offset",
