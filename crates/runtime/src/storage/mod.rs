@@ -16,6 +16,7 @@ mod reclaim;
 mod replay_uses;
 mod shared;
 mod shared_host;
+mod small;
 mod uses;
 mod version;
 
@@ -40,6 +41,7 @@ pub use reclaim::reclaim_before_out_of_memory;
 pub use shared::ExportedStorage;
 use shared::SharedBlock;
 use shared_host::SharedHostBlock;
+use small::SmallMemory;
 
 pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
 pub(crate) use marks::{ReplayDependencies, StorageMarks};
@@ -99,11 +101,15 @@ impl WeakStorage {
 
 impl Drop for StorageInner {
     fn drop(&mut self) {
-        if let StorageMemory::Pageable(memory) = &self.memory {
-            if memory.bytes() >= MIN_CACHED_BYTES {
-                self.keep_pageable();
+        match &self.memory {
+            StorageMemory::Small(_) => return,
+            StorageMemory::Pageable(memory) => {
+                if memory.bytes() >= MIN_CACHED_BYTES {
+                    self.keep_pageable();
+                }
+                return;
             }
-            return;
+            _ => {}
         }
         if !self.runtime.is_own_process() {
             // A thread of the parent may have held the cache's lock during the fork, and the lock
@@ -162,6 +168,8 @@ impl StorageInner {
 #[derive(Debug)]
 enum StorageMemory {
     Pageable(HostMemory),
+    /// Pageable host memory of a few elements.
+    Small(SmallMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
     /// Device memory that other processes may share.
@@ -180,6 +188,9 @@ impl Storage {
     /// [`ErrorKind::Alloc`] if the system has no memory left.
     #[track_caller]
     pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
+        if bytes <= SmallMemory::BYTES {
+            return Ok(Self::new(runtime, StorageMemory::Small(SmallMemory::zeroed()), bytes));
+        }
         let memory = match (bytes >= MIN_CACHED_BYTES).then(|| runtime.host_cache()).flatten() {
             Some(cache) => cache.take(bytes),
             None => HostMemory::pageable(bytes),
@@ -297,7 +308,7 @@ impl Storage {
 
     /// Returns whether this is pageable host memory of this process alone.
     pub(crate) fn is_pageable(&self) -> bool {
-        matches!(self.0.memory, StorageMemory::Pageable(_))
+        matches!(self.0.memory, StorageMemory::Pageable(_) | StorageMemory::Small(_))
     }
 
     /// Returns whether this is page-locked host memory.
@@ -334,6 +345,7 @@ impl Storage {
         match &self.0.memory {
             StorageMemory::Device(_, block) => block.address(),
             StorageMemory::Shared(block) => block.mapping.ptr().addr(),
+            StorageMemory::Small(memory) => memory.as_ptr().addr() as u64,
             StorageMemory::Pinned(block) => block.as_ptr().addr().get() as u64,
             StorageMemory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
             StorageMemory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
@@ -350,7 +362,7 @@ impl Storage {
     /// [`ErrorKind::InvalidArgument`] if it is the twin of a captured stream.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        if matches!(self.0.memory, StorageMemory::Pageable(_) | StorageMemory::Released) {
+        if self.is_pageable() || matches!(self.0.memory, StorageMemory::Released) {
             return Ok(());
         }
         self.0.runtime.check_stream(stream, "record_stream")?;
@@ -361,6 +373,7 @@ impl Storage {
             StorageMemory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             StorageMemory::Device(_, block) => block.record_stream(stream.raw()),
             StorageMemory::Pinned(block) => block.record_use(stream.raw()),
+            | StorageMemory::Small(_)
             StorageMemory::Shared(_)
             | StorageMemory::SharedHost(_)
             | StorageMemory::Pageable(_)
@@ -506,6 +519,7 @@ impl Storage {
 
     /// Returns the address of the host bytes. `None` for device memory and for memory that other
     /// processes may write.
+            StorageMemory::Small(memory) => Some(memory.as_ptr()),
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             StorageMemory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
@@ -556,7 +570,7 @@ impl Storage {
             StorageMemory::Shared(_) | StorageMemory::SharedHost(_) => {
                 uses.add_allocator_stream(stream);
             }
-            StorageMemory::Pageable(_) | StorageMemory::Released => {}
+            StorageMemory::Pageable(_) | StorageMemory::Small(_) | StorageMemory::Released => {}
         }
     }
 }

@@ -235,7 +235,7 @@ impl Storage {
     #[track_caller]
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
-            StorageMemory::Pageable(_) | StorageMemory::Pinned(_) => {
+            StorageMemory::Pageable(_) | StorageMemory::Small(_) | StorageMemory::Pinned(_) => {
                 "it is in host memory of this process alone; share the tensor that `share_memory` \
                  returns"
             }
