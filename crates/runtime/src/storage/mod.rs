@@ -34,7 +34,7 @@ use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::runtime::{MIN_CACHED_BYTES, UnusedMemory};
 use crate::semaphore::{AwaitedSignal, PeerSemaphore};
-use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site, race};
+use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, race};
 
 pub(crate) use reclaim::malloc_or_reclaim;
 pub use reclaim::reclaim_before_out_of_memory;
@@ -47,7 +47,7 @@ pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
 pub(crate) use marks::{ReplayDependencies, StorageMarks};
 pub(crate) use pool_membership::{CapturePool, PoolMembership, ReplayedFlag};
 pub(crate) use replay_uses::{ReplayGuard, ReplayUses, ReplayedStorage, VisitedStorage};
-pub(crate) use uses::{PRIOR_STORAGE, Uses, uses_elsewhere};
+pub(crate) use uses::{PRIOR_STORAGE, Use, Uses, uses_elsewhere};
 pub use version::Version;
 
 /// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees
@@ -219,7 +219,8 @@ impl Storage {
         Ok(Self::new(runtime, StorageMemory::Pinned(block), bytes))
     }
 
-    /// Creates a storage from a block that the allocator returned for a stream.
+    /// Creates a storage from a block that the allocator returned for a stream. Outside graph pools, records the work on
+    /// the previous storage in this memory ([`Uses::after_prior_storage`]).
     #[track_caller]
     pub(crate) fn from_block(
         runtime: &Runtime,
@@ -230,7 +231,11 @@ impl Storage {
     ) -> Self {
         let index = stream.device_index();
         let memory = StorageMemory::Device(index, block);
-        let storage = Self::build(runtime, memory, bytes, member, Location::caller());
+        let uses = match member {
+            Some(_) => Uses::default(),
+            None => Uses::after_prior_storage(stream),
+        };
+        let storage = Self::build(runtime, memory, bytes, (uses, member), Location::caller());
         storage.take_freed_history(index, stream);
         storage
     }
@@ -249,32 +254,24 @@ impl Storage {
         }
     }
 
-    /// Records the work on the previous storage in this memory as a use. `stream` is the stream of the
-    /// allocation. The allocator orders the reuse of memory only with that stream, so other streams
-    /// must wait for the work that it has received so far.
-    #[track_caller]
-    pub(crate) fn record_prior_storage(&self, stream: &Stream) {
-        let site = Site::here("empty");
-        self.uses().record(stream, PRIOR_STORAGE, true, site);
-    }
-
     #[track_caller]
     fn new(runtime: &Runtime, memory: StorageMemory, bytes: usize) -> Self {
-        Self::build(runtime, memory, bytes, None, Location::caller())
+        Self::build(runtime, memory, bytes, (Uses::default(), None), Location::caller())
     }
 
+    #[inline]
     fn build(
         runtime: &Runtime,
         memory: StorageMemory,
         bytes: usize,
-        member: Option<PoolMembership>,
+        (uses, member): (Uses, Option<PoolMembership>),
         allocated: &'static Location<'static>,
     ) -> Self {
         Self(Arc::new(StorageInner {
             memory,
             bytes,
             runtime: runtime.clone(),
-            uses: Mutex::default(),
+            uses: Mutex::new(uses),
             marked: AtomicBool::new(false),
             attached: AtomicBool::new(false),
             writes: AtomicU64::new(0),
@@ -345,10 +342,10 @@ impl Storage {
         match &self.0.memory {
             StorageMemory::Device(_, block) => block.address(),
             StorageMemory::Shared(block) => block.mapping.ptr().addr(),
-            StorageMemory::Small(memory) => memory.as_ptr().addr() as u64,
             StorageMemory::Pinned(block) => block.as_ptr().addr().get() as u64,
             StorageMemory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
             StorageMemory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
+            StorageMemory::Small(memory) => memory.as_ptr().addr() as u64,
             StorageMemory::Released => 0,
         }
     }
@@ -373,10 +370,10 @@ impl Storage {
             StorageMemory::Device(..) if self.0.member.is_some() && stream.is_capturing() => {}
             StorageMemory::Device(_, block) => block.record_stream(stream.raw()),
             StorageMemory::Pinned(block) => block.record_use(stream.raw()),
-            | StorageMemory::Small(_)
             StorageMemory::Shared(_)
             | StorageMemory::SharedHost(_)
             | StorageMemory::Pageable(_)
+            | StorageMemory::Small(_)
             | StorageMemory::Released => {}
         }
         Ok(())
@@ -519,10 +516,10 @@ impl Storage {
 
     /// Returns the address of the host bytes. `None` for device memory and for memory that other
     /// processes may write.
-            StorageMemory::Small(memory) => Some(memory.as_ptr()),
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             StorageMemory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
+            StorageMemory::Small(memory) => Some(memory.as_ptr()),
             StorageMemory::Pinned(block) => Some(block.as_ptr().as_ptr()),
             StorageMemory::Device(..)
             | StorageMemory::Shared(_)
