@@ -1,5 +1,7 @@
 //! The execution target of an op: the host or a stream. Each op looks up its target once.
 
+use std::borrow::Cow;
+
 use warpline_runtime::{CudaDevice, Layout, MemoryFormat, Storage, Target, byte_size};
 use warpline_stream::Stream;
 
@@ -12,7 +14,7 @@ pub enum Exec<'a> {
     /// The host.
     Cpu(&'a Runtime),
     /// A stream of a device.
-    Cuda(&'a Runtime, &'a CudaDevice, Stream),
+    Cuda(&'a Runtime, &'a CudaDevice, Cow<'a, Stream>),
 }
 
 impl<'a> Exec<'a> {
@@ -43,7 +45,7 @@ impl<'a> Exec<'a> {
 
     #[track_caller]
     fn cuda(runtime: &'a Runtime, gpu: &'a CudaDevice) -> Result<Self> {
-        Ok(Self::Cuda(runtime, gpu, runtime.devices()?.current_stream(gpu.index())?))
+        Ok(Self::Cuda(runtime, gpu, runtime.devices()?.borrowed_stream(gpu.index())?))
     }
 
     /// Returns the place as a [`Target`], which ops take. Call ops outside closures, so that their errors have

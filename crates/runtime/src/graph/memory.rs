@@ -61,8 +61,6 @@ impl Storage {
                 block.map_err(crate::error::alloc("empty"))?
             }
         };
-        let storage = Self::from_block(runtime, block, bytes, stream, None);
-        storage.record_prior_storage(stream);
-        Ok(storage)
+        Ok(Self::from_block(runtime, block, bytes, stream, None))
     }
 }

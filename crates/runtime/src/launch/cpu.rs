@@ -80,7 +80,8 @@ fn with_checked(
     }
     let storages = operands.iter().map(|o| (o.view.storage, o.access.writes()));
     with_host_locks(op, storages, || {
-        // Nothing else is ordered with host code that uses pageable memory without marks.
+        // Nothing else is ordered with host code that uses pageable memory without marks. The host locks keep other code
+        // from adding marks.
         let is_ordered =
             !operands.iter().all(|o| o.view.storage.is_pageable() && !o.view.storage.is_marked());
         if is_ordered {
@@ -95,7 +96,9 @@ fn with_checked(
             operand.view.storage.record_write();
         }
         let failed = f(&HostLaunch { pointers: &pointers, params, parallel: host::may_parallel() });
-        record_host_writes(operands.iter().map(|operand| Touch::from(*operand)), failed.as_ref());
+        if is_ordered || failed.is_some() {
+            record_host_writes(operands.iter().map(|o| Touch::from(*o)), failed.as_ref());
+        }
         Ok(failed)
     })
 }

@@ -196,7 +196,9 @@ where
     // Query once whether the stream is captured. If a capture begins or ends before the work is
     // enqueued, the stream rejects the work.
     let captured = stream.captured();
-    let touches: SmallVec<[Touch<'a>; 4]> = arguments.map(Into::into).collect();
+    let mut touches: SmallVec<[Touch<'a>; 4]> = SmallVec::new();
+    // A loop is faster than `collect`.
+    arguments.for_each(|argument| touches.push(argument.into()));
     let distinct = storages(&touches);
     check_replayed(&distinct, captured.is_some(), site)?;
     if let Some(captured) = captured {

@@ -268,10 +268,12 @@ fn distinct<'a>(
     // A loop is faster than `collect`.
     storages.for_each(|storage| distinct.push(storage));
     distinct.sort_unstable_by_key(|(s, _)| s.key());
-    distinct.dedup_by(|(later, write), (first, written)| {
-        let same = later.same_as(first);
-        *written |= same && *write;
-        same
-    });
+    if distinct.windows(2).any(|two| two[0].0.same_as(two[1].0)) {
+        distinct.dedup_by(|(later, write), (first, written)| {
+            let same = later.same_as(first);
+            *written |= same && *write;
+            same
+        });
+    }
     distinct
 }

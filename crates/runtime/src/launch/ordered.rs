@@ -14,7 +14,7 @@ use warpline_sync::MutexGuard;
 
 use super::result_marks::ResultMarks;
 use crate::race::{CheckedAccesses, Touch};
-use crate::storage::{Dependencies, PRIOR_STORAGE, Uses, uses_elsewhere};
+use crate::storage::{Dependencies, PRIOR_STORAGE, Use, Uses, uses_elsewhere};
 use crate::{Error, ErrorKind, Result, Runtime, Site, Storage, SyncPolicy};
 
 /// Work that is about to be enqueued, after the stream was made to wait for conflicting uses. Holds
@@ -174,15 +174,16 @@ fn wait_for_uses(
     storages: &[(&Storage, bool)],
     uses: &[MutexGuard<'_, Uses>],
 ) -> Result<()> {
-    // A replay whose storages are all attached visits none.
-    if storages.is_empty() {
-        return Ok(());
-    }
     // A new write replaces all earlier uses in `Uses`, and host code waits only for recorded uses.
     // Therefore uses of page-locked memory are ordered under either policy.
     let waits = |storage: &Storage| policy == SyncPolicy::Auto || storage.is_pinned();
-    let all = storages.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
-    let all = all.flat_map(|((_, write), uses)| uses.conflicting(*write));
+    // Most work has no conflict with another stream. To find that out takes less than to collect the conflicts.
+    let all = || storages.iter().zip(uses).filter(|((storage, _), _)| waits(storage));
+    let is_elsewhere = |used: &Use| used.stream != *stream;
+    if !all().any(|((_, write), uses)| uses.conflicting(*write).any(is_elsewhere)) {
+        return Ok(());
+    }
+    let all = all().flat_map(|((_, write), uses)| uses.conflicting(*write));
     for used in uses_elsewhere(stream, all) {
         match policy {
             SyncPolicy::Auto if used.op == PRIOR_STORAGE => stream.wait_for_all(&used.stream)?,

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Layout, Sizes, Strides};
+use super::{Layout, Sizes, Strides, is_same};
 #[cfg(doc)]
 use crate::ErrorKind;
 use crate::{Error, Result};
@@ -128,7 +128,7 @@ impl Layout {
     #[must_use]
     pub fn of_result(operands: &[&Self]) -> Self {
         let Some((first, others)) = operands.split_first() else { return Self::dense(&[], &[]) };
-        let alike = others.iter().all(|other| other.strides == first.strides);
+        let alike = others.iter().all(|other| is_same(&other.strides, &first.strides));
         if alike && first.is_dense() {
             return first.at_start();
         }

@@ -375,8 +375,16 @@ impl Layout {
     }
 }
 
+/// Returns whether sizes or strides are equal. For few dimensions, `==` would spend most of its time on the call of
+/// `memcmp`.
+#[inline]
+pub(crate) fn is_same<T: Copy + PartialEq>(a: &[T], b: &[T]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b)
+}
+
 /// Returns whether elements with these sizes and strides follow each other without gaps, in
 /// row-major order.
+#[inline]
 pub(crate) fn is_row_major(sizes: &[usize], strides: &[isize]) -> bool {
     let mut step = 1isize;
     for (&size, &stride) in sizes.iter().zip(strides).rev() {

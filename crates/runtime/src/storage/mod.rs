@@ -16,6 +16,7 @@ mod reclaim;
 mod replay_uses;
 mod shared;
 mod shared_host;
+mod small;
 mod uses;
 mod version;
 
@@ -33,19 +34,20 @@ use warpline_sync::{Mutex, MutexGuard, RwLock};
 
 use crate::runtime::{MIN_CACHED_BYTES, UnusedMemory};
 use crate::semaphore::{AwaitedSignal, PeerSemaphore};
-use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site, race};
+use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, race};
 
 pub(crate) use reclaim::malloc_or_reclaim;
 pub use reclaim::reclaim_before_out_of_memory;
 pub use shared::ExportedStorage;
 use shared::SharedBlock;
 use shared_host::SharedHostBlock;
+use small::SmallMemory;
 
 pub(crate) use dependencies::{Dependencies, Dependency, MAX_LAUNCHES};
 pub(crate) use marks::{ReplayDependencies, StorageMarks};
 pub(crate) use pool_membership::{CapturePool, PoolMembership, ReplayedFlag};
 pub(crate) use replay_uses::{ReplayGuard, ReplayUses, ReplayedStorage, VisitedStorage};
-pub(crate) use uses::{PRIOR_STORAGE, Uses, uses_elsewhere};
+pub(crate) use uses::{PRIOR_STORAGE, Use, Uses, uses_elsewhere};
 pub use version::Version;
 
 /// Memory that one or more tensors share. Clones share the memory; dropping the last clone frees
@@ -99,11 +101,15 @@ impl WeakStorage {
 
 impl Drop for StorageInner {
     fn drop(&mut self) {
-        if let StorageMemory::Pageable(memory) = &self.memory {
-            if memory.bytes() >= MIN_CACHED_BYTES {
-                self.keep_pageable();
+        match &self.memory {
+            StorageMemory::Small(_) => return,
+            StorageMemory::Pageable(memory) => {
+                if memory.bytes() >= MIN_CACHED_BYTES {
+                    self.keep_pageable();
+                }
+                return;
             }
-            return;
+            _ => {}
         }
         if !self.runtime.is_own_process() {
             // A thread of the parent may have held the cache's lock during the fork, and the lock
@@ -162,6 +168,8 @@ impl StorageInner {
 #[derive(Debug)]
 enum StorageMemory {
     Pageable(HostMemory),
+    /// Pageable host memory of a few elements.
+    Small(SmallMemory),
     Pinned(CudaPinnedBlock),
     Device(usize, CudaBlock),
     /// Device memory that other processes may share.
@@ -180,6 +188,9 @@ impl Storage {
     /// [`ErrorKind::Alloc`] if the system has no memory left.
     #[track_caller]
     pub fn pageable(runtime: &Runtime, bytes: usize) -> Result<Self> {
+        if bytes <= SmallMemory::BYTES {
+            return Ok(Self::new(runtime, StorageMemory::Small(SmallMemory::zeroed()), bytes));
+        }
         let memory = match (bytes >= MIN_CACHED_BYTES).then(|| runtime.host_cache()).flatten() {
             Some(cache) => cache.take(bytes),
             None => HostMemory::pageable(bytes),
@@ -208,7 +219,8 @@ impl Storage {
         Ok(Self::new(runtime, StorageMemory::Pinned(block), bytes))
     }
 
-    /// Creates a storage from a block that the allocator returned for a stream.
+    /// Creates a storage from a block that the allocator returned for a stream. Outside graph pools, records the work on
+    /// the previous storage in this memory ([`Uses::after_prior_storage`]).
     #[track_caller]
     pub(crate) fn from_block(
         runtime: &Runtime,
@@ -219,7 +231,11 @@ impl Storage {
     ) -> Self {
         let index = stream.device_index();
         let memory = StorageMemory::Device(index, block);
-        let storage = Self::build(runtime, memory, bytes, member, Location::caller());
+        let uses = match member {
+            Some(_) => Uses::default(),
+            None => Uses::after_prior_storage(stream),
+        };
+        let storage = Self::build(runtime, memory, bytes, (uses, member), Location::caller());
         storage.take_freed_history(index, stream);
         storage
     }
@@ -238,32 +254,24 @@ impl Storage {
         }
     }
 
-    /// Records the work on the previous storage in this memory as a use. `stream` is the stream of the
-    /// allocation. The allocator orders the reuse of memory only with that stream, so other streams
-    /// must wait for the work that it has received so far.
-    #[track_caller]
-    pub(crate) fn record_prior_storage(&self, stream: &Stream) {
-        let site = Site::here("empty");
-        self.uses().record(stream, PRIOR_STORAGE, true, site);
-    }
-
     #[track_caller]
     fn new(runtime: &Runtime, memory: StorageMemory, bytes: usize) -> Self {
-        Self::build(runtime, memory, bytes, None, Location::caller())
+        Self::build(runtime, memory, bytes, (Uses::default(), None), Location::caller())
     }
 
+    #[inline]
     fn build(
         runtime: &Runtime,
         memory: StorageMemory,
         bytes: usize,
-        member: Option<PoolMembership>,
+        (uses, member): (Uses, Option<PoolMembership>),
         allocated: &'static Location<'static>,
     ) -> Self {
         Self(Arc::new(StorageInner {
             memory,
             bytes,
             runtime: runtime.clone(),
-            uses: Mutex::default(),
+            uses: Mutex::new(uses),
             marked: AtomicBool::new(false),
             attached: AtomicBool::new(false),
             writes: AtomicU64::new(0),
@@ -297,7 +305,7 @@ impl Storage {
 
     /// Returns whether this is pageable host memory of this process alone.
     pub(crate) fn is_pageable(&self) -> bool {
-        matches!(self.0.memory, StorageMemory::Pageable(_))
+        matches!(self.0.memory, StorageMemory::Pageable(_) | StorageMemory::Small(_))
     }
 
     /// Returns whether this is page-locked host memory.
@@ -337,6 +345,7 @@ impl Storage {
             StorageMemory::Pinned(block) => block.as_ptr().addr().get() as u64,
             StorageMemory::SharedHost(block) => block.memory.as_ptr().addr().get() as u64,
             StorageMemory::Pageable(memory) => memory.as_ptr().addr().get() as u64,
+            StorageMemory::Small(memory) => memory.as_ptr().addr() as u64,
             StorageMemory::Released => 0,
         }
     }
@@ -350,7 +359,7 @@ impl Storage {
     /// [`ErrorKind::InvalidArgument`] if it is the twin of a captured stream.
     #[track_caller]
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
-        if matches!(self.0.memory, StorageMemory::Pageable(_) | StorageMemory::Released) {
+        if self.is_pageable() || matches!(self.0.memory, StorageMemory::Released) {
             return Ok(());
         }
         self.0.runtime.check_stream(stream, "record_stream")?;
@@ -364,6 +373,7 @@ impl Storage {
             StorageMemory::Shared(_)
             | StorageMemory::SharedHost(_)
             | StorageMemory::Pageable(_)
+            | StorageMemory::Small(_)
             | StorageMemory::Released => {}
         }
         Ok(())
@@ -509,6 +519,7 @@ impl Storage {
     pub(crate) fn host_ptr(&self) -> Option<*mut u8> {
         match &self.0.memory {
             StorageMemory::Pageable(memory) => Some(memory.as_ptr().as_ptr()),
+            StorageMemory::Small(memory) => Some(memory.as_ptr()),
             StorageMemory::Pinned(block) => Some(block.as_ptr().as_ptr()),
             StorageMemory::Device(..)
             | StorageMemory::Shared(_)
@@ -556,7 +567,7 @@ impl Storage {
             StorageMemory::Shared(_) | StorageMemory::SharedHost(_) => {
                 uses.add_allocator_stream(stream);
             }
-            StorageMemory::Pageable(_) | StorageMemory::Released => {}
+            StorageMemory::Pageable(_) | StorageMemory::Small(_) | StorageMemory::Released => {}
         }
     }
 }

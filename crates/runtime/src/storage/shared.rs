@@ -13,7 +13,7 @@ use warpline_cuda_sys_safe::owned::{PhysicalMemory, Reservation};
 use warpline_cuda_sys_safe::{CudaCode, DriverError, MemsetValue, OsHandle};
 use warpline_stream::Stream;
 
-use super::{Storage, StorageMemory};
+use super::{Storage, StorageMemory, Uses};
 use crate::launch::TOKEN;
 use crate::runtime::{SharedMapping, UnusedMemory, new_memory_id};
 use crate::{CudaDevice, Error, ErrorKind, Result, Runtime, Site};
@@ -95,7 +95,8 @@ impl Storage {
         let storage = runtime.shared_storage(id, None, || {
             Ok(Self::of_shared(runtime, device, mapping, bytes, (id, false), location))
         })?;
-        storage.record_prior_storage(stream);
+        let prior = Uses::after_prior_storage(stream);
+        *storage.uses() = prior;
         Ok(storage)
     }
 
@@ -194,7 +195,7 @@ impl Storage {
         location: &'static Location<'static>,
     ) -> Self {
         let block = SharedBlock { device: device.index(), mapping, id, received };
-        Self::build(runtime, StorageMemory::Shared(block), bytes, None, location)
+        Self::build(runtime, StorageMemory::Shared(block), bytes, Default::default(), location)
     }
 
     /// Returns whether other processes may share this memory.
@@ -235,7 +236,7 @@ impl Storage {
     #[track_caller]
     fn not_shared(&self, op: &'static str) -> Error {
         let reason = match &self.0.memory {
-            StorageMemory::Pageable(_) | StorageMemory::Pinned(_) => {
+            StorageMemory::Pageable(_) | StorageMemory::Small(_) | StorageMemory::Pinned(_) => {
                 "it is in host memory of this process alone; share the tensor that `share_memory` \
                  returns"
             }

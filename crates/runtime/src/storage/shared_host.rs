@@ -71,7 +71,13 @@ impl Storage {
         let id = new_memory_id();
         runtime.shared_storage(id, None, || {
             let block = SharedHostBlock { memory, id, received: false };
-            Ok(Self::build(runtime, StorageMemory::SharedHost(block), bytes, None, location))
+            Ok(Self::build(
+                runtime,
+                StorageMemory::SharedHost(block),
+                bytes,
+                Default::default(),
+                location,
+            ))
         })
     }
 
@@ -88,7 +94,13 @@ impl Storage {
             let memory = SharedHostMemory::import(driver(runtime), mapped, handle);
             let memory = memory.map_err(|e| Error::driver("recv", e))?;
             let block = SharedHostBlock { memory, id, received: true };
-            Ok(Self::build(runtime, StorageMemory::SharedHost(block), bytes, None, location))
+            Ok(Self::build(
+                runtime,
+                StorageMemory::SharedHost(block),
+                bytes,
+                Default::default(),
+                location,
+            ))
         })?;
         if storage.bytes() != bytes || !storage.is_shared_host() {
             return Err(other_memory("recv"));

@@ -62,6 +62,17 @@ pub(crate) struct Uses {
 }
 
 impl Uses {
+    /// Returns the uses of new memory: the work on the previous storage in this memory. `stream` is the stream of the
+    /// allocation. The allocator orders the reuse of memory only with that stream, so other streams must wait for the
+    /// work that it has received so far.
+    #[inline]
+    #[track_caller]
+    pub(crate) fn after_prior_storage(stream: &Stream) -> Self {
+        let site = Site::here("empty");
+        let write = Use { stream: stream.clone(), op: PRIOR_STORAGE, site, writes: true };
+        Self { write: Some(write), ..Self::default() }
+    }
+
     /// Returns the uses that an access must wait for: the last write, and for a write also the
     /// reads.
     pub(crate) fn conflicting(&self, write: bool) -> impl Iterator<Item = &Use> {

@@ -50,7 +50,7 @@ impl Tensor {
     /// Returns this thread's current stream on the tensor's device. `None` on the CPU.
     pub(super) fn current_stream(&self) -> Option<Stream> {
         match self.exec() {
-            Ok(Exec::Cuda(_, _, stream)) => Some(stream),
+            Ok(Exec::Cuda(_, _, stream)) => Some(stream.into_owned()),
             _ => None,
         }
     }

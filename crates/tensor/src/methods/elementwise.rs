@@ -162,7 +162,7 @@ impl<'a, 'o> CheckedOperands<'a, 'o> {
                     }
                     let sizes = common_sizes.as_deref().or_else(|| first.map(Tensor::size));
                     match sizes {
-                        Some(sizes) if *sizes != *t.size() => {
+                        Some(sizes) if !sizes.iter().eq(t.size()) => {
                             common_sizes = Some(broadcast(sizes, t.size()).of(op.name())?);
                         }
                         _ => {}
@@ -182,7 +182,7 @@ impl<'a, 'o> CheckedOperands<'a, 'o> {
 
     #[track_caller]
     fn layouts(&self, sizes: &[usize]) -> Result<Layouts> {
-        if self.broadcast.is_none() && *self.first.size() == *sizes {
+        if self.broadcast.is_none() && self.first.size().iter().eq(sizes) {
             return Ok(Layouts::new());
         }
         let layout = |input: &TensorOrScalar<'_>| match input {

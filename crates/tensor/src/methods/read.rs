@@ -2,6 +2,7 @@
 
 use bytemuck::checked;
 use half::{bf16, f16};
+use smallvec::SmallVec;
 use warpline_runtime::launch;
 
 use super::shapes::list;
@@ -50,10 +51,16 @@ impl Tensor {
         let _call = CallScope::enter("to_vec");
         self.as_view().check_dtype("to_vec", T::DTYPE)?;
         self.check_readable("to_vec")?;
-        let host = self.cpu()?.contiguous()?;
-        // The buffer is aligned for every dtype.
+        let copied;
+        let host = if self.is_cuda() || !self.is_contiguous() {
+            copied = self.cpu()?.contiguous()?;
+            &copied
+        } else {
+            self
+        };
+        // The buffer is aligned for every dtype. A small buffer needs no allocation.
         let bytes = host.numel() * host.element_size();
-        let mut words = vec![0u64; bytes.div_ceil(8)];
+        let mut words: SmallVec<[u64; 32]> = SmallVec::from_elem(0, bytes.div_ceil(8));
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
         launch::read_bytes((host.storage(), host.byte_offset()), out)?;
         match checked::try_cast_slice::<u8, T>(out) {
