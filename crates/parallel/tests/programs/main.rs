@@ -54,7 +54,7 @@ mod ops;
 mod plan;
 mod prelude;
 mod print;
-#[path = "../common/random.rs"]
+#[path = "../../../tensor/tests/common/random.rs"]
 mod random;
 mod row;
 mod run;
