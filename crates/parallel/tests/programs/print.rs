@@ -20,7 +20,12 @@ pub(crate) fn source(program: &[Step], seed: u64, reason: &str) -> String {
         writeln!(text, "mod prelude {{\n{}}}\n", include_str!("prelude.rs").replace("//!", "//"));
     text += "use prelude::*;\nuse warpline::autograd::*;\nuse warpline::cuda::*;\n";
     text += "use warpline::functional::{ConvOptions, MaxPoolOptions, conv1d, max_pool2d};\nuse warpline::*;\n";
-    text += "use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};\nuse std::thread::scope;\n\n";
+    text += "use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};\nuse std::thread::scope;\n";
+    text += "use std::{sync::Arc, time::Duration};\nuse warpline::data::{DataLoader, DistributedSampler, RandomSampler, TensorDataset};\n";
+    text += "use warpline::data::Sampler as _;\nuse warpline::multiprocessing::Channel;\nuse warpline_nn as nn;\n";
+    text += "use warpline_nn::Module as _;\nuse warpline_nn::optim::Optimizer as _;\n";
+    text += "use warpline_parallel::distributed::{Backend, HashStore, InitOptions, ReduceOptions, init_process_group};\n";
+    text += "use warpline_parallel::{DataParallel, DataParallelOptions};\n\n";
     text += "fn program(world: &Runtime, streams: &[Vec<Stream>]) -> Result<()> {\n";
     for group in &plan.groups {
         if group.len() > 1 {
