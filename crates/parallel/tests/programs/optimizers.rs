@@ -217,7 +217,8 @@ pub(crate) fn rows() -> Vec<Row> {
             |t, n| {
                 let leaf = t[0].detach().copy()?.requires_grad_(true)?;
                 leaf.set_grad(&t[0].detach().copy()?)?;
-                let norm = nn::optim::clip_grad_norm_(&[leaf.clone()], n[0] as f64, ())?;
+                let norm =
+                    nn::optim::clip_grad_norm_(std::slice::from_ref(&leaf), n[0] as f64, ())?;
                 (leaf.grad().unwrap(), norm)
             }
         )
@@ -244,7 +245,7 @@ pub(crate) fn rows() -> Vec<Row> {
             },
             |t, n| {
                 let leaf = t[0].detach().copy()?.requires_grad_(true)?;
-                let mut optimizer = crate::prelude::optimizer(0, &[leaf.clone()], 1.0)?;
+                let mut optimizer = crate::prelude::optimizer(0, std::slice::from_ref(&leaf), 1.0)?;
                 let (scale, overflows) = (2f64.powf(n[0] as f64), n[2] == 1);
                 let options = nn::amp::GradScalerOptions::new()
                     .init_scale(scale)

@@ -186,7 +186,8 @@ fn compile(text: &str) {
     let mut sets: Vec<Vec<String>> = vec![vec![]];
     for name in ["warpline_cuda_sys_safe", "warpline", "warpline_nn", "warpline_parallel"] {
         let found = libraries(name);
-        let with = |set: &Vec<String>, path: &String| [&set[..], &[path.clone()]].concat();
+        let with =
+            |set: &Vec<String>, path: &String| [&set[..], std::slice::from_ref(path)].concat();
         sets = sets.iter().flat_map(|set| found.iter().map(|path| with(set, path))).collect();
     }
     let mut errors = String::from("no library found");
