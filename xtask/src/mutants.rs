@@ -64,7 +64,16 @@ fn apply(copy: &Path, patch: &Path) -> Result<()> {
 /// the bug.
 fn find(copy: &Path, programs: u64) -> Result<Option<u64>> {
     let output = Command::new(workspace::cargo())
-        .args(["test", "-p", "warpline", "--test", "programs", "--", "--exact", "random_programs"])
+        .args([
+            "test",
+            "-p",
+            "warpline-parallel",
+            "--test",
+            "programs",
+            "--",
+            "--exact",
+            "random_programs",
+        ])
         .current_dir(copy)
         .env("CARGO_TARGET_DIR", copy.with_file_name("target"))
         .env("WARPLINE_PROGRAMS", programs.to_string())

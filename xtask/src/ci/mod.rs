@@ -144,7 +144,12 @@ fn steps(full: bool, test: bool) -> Vec<CiStep> {
                 None,
                 ("WARPLINE_FUZZ", "programs=50000 sticky=500"),
             ),
-            ("random programs", ["warpline", "programs"], None, ("WARPLINE_PROGRAMS", "100000")),
+            (
+                "random programs",
+                ["warpline-parallel", "programs"],
+                None,
+                ("WARPLINE_PROGRAMS", "100000"),
+            ),
             (
                 "random calls of each op",
                 ["warpline", "semantics"],

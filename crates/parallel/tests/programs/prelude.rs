@@ -1,12 +1,19 @@
 //! Functions that the programs call. A printed program contains this file.
 #![allow(dead_code)] // each program uses only a part
 
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use warpline::cuda::driver::{CudaMemory, DeviceMemory, Driver, DriverError};
 use warpline::{DType, Device, Error, Result, Tensor, cuda};
 use warpline_cuda_sys_safe::StreamFlags;
 use warpline_cuda_sys_safe::owned;
+use warpline_nn::Module;
+use warpline_nn::optim::{
+    Adadelta, AdadeltaOptions, Adam, AdamOptions, AdamW, AdamWOptions, Optimizer, RMSprop,
+    RMSpropOptions, SGD, SGDOptions,
+};
 
 /// Returns the device with a number: 0 and 1 are GPUs, 2 is the host. Without GPUs, every number
 /// means the host.
@@ -38,6 +45,88 @@ pub(crate) fn pattern(n: &[i64]) -> Result<Tensor> {
     let values: Vec<f64> =
         (0..sizes.iter().product::<usize>() as i64).map(|i| value(i) as f64).collect();
     Tensor::from_vec(values, &sizes, (dtype, place(n[1])?))
+}
+
+/// Moves a module to the dtype and device `[dtype, device, …]`. Its parameters become constants that are the same on
+/// every device.
+pub(crate) fn fixed<M: Module>(mut module: M, n: &[i64]) -> Result<M> {
+    module.to((dtype(n[0]), place(n[1])?))?;
+    module.requires_grad_(false)?;
+    for (k, parameter) in module.parameters().iter().enumerate() {
+        let mut numbers = vec![n[0], n[1], k as i64, 0];
+        numbers.extend(parameter.size().iter().map(|&n| n as i64));
+        parameter.copy_(&pattern(&numbers)?.mul(0.25)?, ())?;
+    }
+    Ok(module)
+}
+
+/// Makes optimizer number `kind` with a learning rate.
+pub(crate) fn optimizer(kind: i64, params: &[Tensor], lr: f64) -> Result<Box<dyn Optimizer>> {
+    let params = params.to_vec();
+    Ok(match kind {
+        0 => Box::new(SGD::new(params, SGDOptions::new().lr(lr))?),
+        1 => Box::new(AdamW::new(params, AdamWOptions::new().lr(lr))?),
+        2 => Box::new(Adam::new(params, AdamOptions::new().lr(lr))?),
+        3 => Box::new(RMSprop::new(params, RMSpropOptions::new().lr(lr))?),
+        _ => Box::new(Adadelta::new(params, AdadeltaOptions::new().lr(lr))?),
+    })
+}
+
+/// Fails with [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) unless a fact holds. A row that fails
+/// in this way, unlike one that panics, can also run with failing driver calls.
+pub(crate) fn holds(fact: bool, what: &'static str) -> Result<()> {
+    if fact { Ok(()) } else { Err(Error::invalid("holds", what)) }
+}
+
+/// Returns whether the program runs without GPUs.
+pub(crate) fn no_gpus() -> Result<bool> {
+    Ok(cuda::device_count()? == 0)
+}
+
+/// Returns what queries say of a tensor: numbers of dimensions and elements, dtype, size of an element, device,
+/// contiguity, and flags of autograd; if there are elements, the offset, and the size and stride of each dimension with
+/// several indices.
+pub(crate) fn facts(t: &Tensor) -> Result<Vec<i64>> {
+    let place = match t.is_cuda() {
+        true => (0..2).find(|&k| t.device() == Device::cuda(k)).unwrap_or(9) as i64,
+        false => 2,
+    };
+    let mut facts = vec![
+        t.dim() as i64,
+        t.numel() as i64,
+        t.dtype() as i64,
+        t.element_size() as i64,
+        place,
+        i64::from(t.is_contiguous()),
+        i64::from(t.requires_grad()),
+        i64::from(t.is_leaf()),
+    ];
+    if t.numel() > 0 {
+        facts.push(t.storage_offset() as i64);
+        let steps = t.shape().iter().zip(t.stride()).filter(|(n, _)| **n > 1);
+        facts.extend(steps.flat_map(|(&n, &stride)| [n as i64, stride as i64]));
+    }
+    Ok(facts)
+}
+
+/// A temporary folder, which is removed when it is dropped.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("warpline-program-{}-{count}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).expect("the folder is removed");
+    }
 }
 
 /// The results of a step: none, one, or several tensors.

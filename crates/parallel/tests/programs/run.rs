@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
 use std::thread::scope;
+use std::time::{Duration, Instant};
 
 use warpline::cuda::{self, Stream};
 use warpline::{Device, Result, Runtime, RuntimeConfig, Tensor, with_runtime};
@@ -230,12 +231,22 @@ fn run(plan: &Plan, world: World) -> Result<Trace, String> {
         if let Some(violation) = sim.violations().first() {
             return Err(format!("a kernel left its footprint: {violation:?}"));
         }
+        eventually(|| sim.usage().all_released());
         let usage = sim.usage();
         if !usage.all_released() {
             return Err(format!("driver objects remain: {usage:?}"));
         }
     }
     Ok(trace)
+}
+
+/// Waits up to a second for a fact. The watchdog of a dropped process group ends a few milliseconds after its work, and
+/// holds the group's memory and driver objects until then.
+pub(crate) fn eventually(fact: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !fact() && begun.elapsed() < Duration::from_secs(1) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 type Answer = Result<Result<Vec<Tensor>>, String>;
@@ -402,7 +413,9 @@ impl Machine<'_> {
     fn check_memory(&self, planned: &Planned) -> Result<(), String> {
         if let Some(expected) = planned.allocated.filter(|_| self.world.has_gpus) {
             for (device, expected) in expected.into_iter().enumerate() {
-                let allocated = cuda::memory_allocated(device).map_err(|e| e.to_string())?;
+                let allocated = || cuda::memory_allocated(device).map_err(|e| e.to_string());
+                eventually(|| allocated().is_ok_and(|bytes| bytes == expected));
+                let allocated = allocated()?;
                 if allocated != expected {
                     return Err(format!(
                         "after {}, cuda:{device} has {allocated} bytes in use, not {expected}",
@@ -430,6 +443,7 @@ impl Machine<'_> {
         if self.world.has_gpus {
             for device in 0..2 {
                 cuda::synchronize(device).map_err(|e| format!("at the end: {e}"))?;
+                eventually(|| cuda::memory_allocated(device).is_ok_and(|bytes| bytes == 0));
                 let bytes = cuda::memory_allocated(device).map_err(|e| e.to_string())?;
                 if bytes > 0 {
                     return Err(format!(

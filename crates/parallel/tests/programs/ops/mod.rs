@@ -9,8 +9,10 @@ mod windows;
 
 use std::sync::OnceLock;
 
+#[cfg(target_os = "linux")]
+use crate::channels;
 use crate::row::{Effect, Row};
-use crate::{gradients, scenarios, views};
+use crate::{files, gradients, groups, loaders, modules, optimizers, queries, scenarios, views};
 
 /// The row of `Tensor::from_vec`, which makes tensors for other rows.
 pub(crate) const FROM_VEC: usize = 0;
@@ -36,6 +38,14 @@ pub(crate) fn table() -> &'static [Row] {
             views::rows(),
             gradients::rows(),
             scenarios::rows(),
+            modules::rows(),
+            optimizers::rows(),
+            files::rows(),
+            loaders::rows(),
+            queries::rows(),
+            groups::rows(),
+            #[cfg(target_os = "linux")]
+            channels::rows(),
         ];
         families.into_iter().flatten().collect()
     })

@@ -20,7 +20,12 @@ pub(crate) fn source(program: &[Step], seed: u64, reason: &str) -> String {
         writeln!(text, "mod prelude {{\n{}}}\n", include_str!("prelude.rs").replace("//!", "//"));
     text += "use prelude::*;\nuse warpline::autograd::*;\nuse warpline::cuda::*;\n";
     text += "use warpline::functional::{ConvOptions, MaxPoolOptions, conv1d, max_pool2d};\nuse warpline::*;\n";
-    text += "use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};\nuse std::thread::scope;\n\n";
+    text += "use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};\nuse std::thread::scope;\n";
+    text += "use std::{sync::Arc, time::Duration};\nuse warpline::data::{DataLoader, DistributedSampler, RandomSampler, TensorDataset};\n";
+    text += "use warpline::data::Sampler as _;\nuse warpline::multiprocessing::Channel;\nuse warpline_nn as nn;\n";
+    text += "use warpline_nn::Module as _;\nuse warpline_nn::optim::Optimizer as _;\n";
+    text += "use warpline_parallel::distributed::{Backend, HashStore, InitOptions, ReduceOptions, init_process_group};\n";
+    text += "use warpline_parallel::{DataParallel, DataParallelOptions};\n\n";
     text += "fn program(world: &Runtime, streams: &[Vec<Stream>]) -> Result<()> {\n";
     for group in &plan.groups {
         if group.len() > 1 {
@@ -164,23 +169,29 @@ fn compile(text: &str) {
     let exe = std::env::current_exe().expect("this program");
     let deps = exe.parent().expect("a folder");
     // There may also be libraries that were built with other features, so the newest come first.
-    let libraries = |start: &str| {
+    let libraries = |name: &str| {
+        let start = format!("lib{name}-");
         let all = std::fs::read_dir(deps).expect("the folder of libraries").flatten();
         let named = all.filter(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
-            name.starts_with(start) && name.ends_with(".rlib")
+            name.starts_with(&start) && name.ends_with(".rlib")
         });
         let mut found: Vec<_> = named
             .map(|entry| (entry.metadata().and_then(|m| m.modified()).ok(), entry.path()))
             .collect();
         found.sort();
-        found.into_iter().rev().map(|(_, path)| path.display().to_string()).collect::<Vec<_>>()
+        let newest = found.into_iter().rev();
+        newest.map(|(_, path)| format!("{name}={}", path.display())).collect::<Vec<_>>()
     };
-    let drivers = libraries("libwarpline_cuda_sys_safe-");
-    let pairs = libraries("libwarpline-").into_iter();
-    let pairs = pairs.flat_map(|own| drivers.iter().map(move |driver| (own.clone(), driver)));
+    let mut sets: Vec<Vec<String>> = vec![vec![]];
+    for name in ["warpline_cuda_sys_safe", "warpline", "warpline_nn", "warpline_parallel"] {
+        let found = libraries(name);
+        let with =
+            |set: &Vec<String>, path: &String| [&set[..], std::slice::from_ref(path)].concat();
+        sets = sets.iter().flat_map(|set| found.iter().map(|path| with(set, path))).collect();
+    }
     let mut errors = String::from("no library found");
-    for (own, driver) in pairs {
+    for set in sets {
         let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
         let output = std::process::Command::new(rustc)
             .args(["--edition=2024", "--crate-type=bin", "--emit=metadata", "-Awarnings"])
@@ -188,10 +199,7 @@ fn compile(text: &str) {
             .arg(&folder)
             .arg("-L")
             .arg(format!("dependency={}", deps.display()))
-            .arg("--extern")
-            .arg(format!("warpline={own}"))
-            .arg("--extern")
-            .arg(format!("warpline_cuda_sys_safe={driver}"))
+            .args(set.iter().flat_map(|library| ["--extern", library]))
             .arg(&file)
             .output()
             .expect("rustc runs");

@@ -212,6 +212,28 @@ pub(crate) fn size(t: &Value, d: usize) -> usize {
     t.sizes.get(d).copied().unwrap_or(1)
 }
 
+/// Predicts the failure of a call with mistakes, each with the kinds of its error. Of several mistakes the call may
+/// report any.
+pub(crate) fn only(mistakes: &[(bool, Kinds)]) -> Result<(), Kinds> {
+    let mut made = mistakes.iter().filter(|(made, _)| *made).map(|(_, kinds)| *kinds);
+    match made.next() {
+        None => Ok(()),
+        Some(kinds) if made.all(|other| other == kinds) => Err(kinds),
+        Some(_) => Err(UNKNOWN),
+    }
+}
+
+/// Checks that numbers are in the range for which the model predicts a call.
+pub(crate) fn within(numbers: &[i64], low: i64, high: i64) -> Result<(), Kinds> {
+    if numbers.iter().all(|n| (low..=high).contains(n)) { Ok(()) } else { Err(UNKNOWN) }
+}
+
+/// Returns the dtype with a number.
+pub(crate) fn dtype(number: i64) -> Result<DType, Kinds> {
+    let dtype = usize::try_from(number).ok().and_then(|k| DType::ALL.get(k));
+    dtype.copied().ok_or(UNKNOWN)
+}
+
 /// Predicts the failure of an op that does not support a dtype.
 pub(crate) fn takes(takes: bool) -> Result<(), Kinds> {
     if takes { Ok(()) } else { Err(&["UnsupportedDType"]) }

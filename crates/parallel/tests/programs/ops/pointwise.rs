@@ -126,7 +126,7 @@ macro_rules! unary {
     ($($rule:ident: $($name:ident)*;)*) => {
         vec![$($(
             row!(concat!("Tensor::", stringify!($name)), |d| d.any(), |t, _| unary($rule, t),
-                |t, _| t[0].$name()?).weight(1)
+                |t, _| t[0].$name()?).weight(2)
         ),*),*]
     };
 }

@@ -189,6 +189,12 @@ impl Draw<'_> {
         number
     }
 
+    /// Passes 0, or in a fifth of the calls the number of a mistake, from 1 to `count`.
+    pub(crate) fn mistake(&mut self, count: usize) {
+        let mistake = if self.random.percent(20) { 1 + self.random.below(count) } else { 0 };
+        self.number(mistake as i64);
+    }
+
     /// Passes a dimension of argument 0, which may be negative. Returns it counted from the front.
     pub(crate) fn dim(&mut self) -> usize {
         let count = self.arg(0).ndim().max(1) as i64;
@@ -240,7 +246,7 @@ const WRONG: usize = 35;
 /// Number of calls that are drawn for a program, without calls that make arguments for other calls
 /// and calls that drop tensors because there are too many. Calls that the model cannot predict are
 /// left out of the program.
-const CALLS: usize = 20;
+const CALLS: usize = 24;
 /// Number of live tensors above which the program drops tensors.
 const LIVE: usize = 14;
 

@@ -7,7 +7,7 @@ use crate::ops;
 use crate::plan::Plan;
 use crate::random::Random;
 use crate::row::Effect;
-use crate::run::{Machine, World, describe};
+use crate::run::{Machine, World, describe, eventually};
 
 /// Driver calls that may be made to fail. Repeated kinds are chosen more often.
 const FAULTS: [CallKind; 20] = [
@@ -75,6 +75,7 @@ pub(crate) fn run(plan: &Plan, seed: u64) -> Result<(), String> {
             return Err(named(format!("afterwards, 1 + 1 is {values:?}")));
         }
         for device in 0..2 {
+            eventually(|| cuda::memory_allocated(device).is_ok_and(|bytes| bytes == 0));
             let bytes = cuda::memory_allocated(device).map_err(|e| e.to_string())?;
             if bytes > 0 {
                 return Err(named(format!("{bytes} bytes of cuda:{device} remain in use")));
@@ -84,7 +85,9 @@ pub(crate) fn run(plan: &Plan, seed: u64) -> Result<(), String> {
     })?;
     let sim = world.sim;
     drop((world.runtime, runtime));
-    let usage = sim.expect("a simulated world").usage();
+    let sim = sim.expect("a simulated world");
+    eventually(|| sim.usage().all_released());
+    let usage = sim.usage();
     if usage.all_released() {
         Ok(())
     } else {
