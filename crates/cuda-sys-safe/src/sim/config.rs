@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::state::memory::DEVICE_SPACE;
-use super::{Fault, H200_TOTAL_MEMORY, h200};
+use super::{Fault, H200_TOTAL_MEMORY, Topology, h200};
 use crate::DeviceProperties;
 
 /// The order in which enqueued work runs. All orders obey the rules of streams. Work runs only
@@ -60,6 +60,11 @@ pub struct SimConfig {
     /// Time that the host waits without progress for other ranks of a collective before the device
     /// is lost with `LAUNCH_TIMEOUT`. (A real device hangs.) Default: 60 seconds.
     pub collective_timeout: Duration,
+    /// Machines of the devices and links between them, for the virtual time of collectives.
+    /// Default: one machine.
+    pub topology: Topology,
+    /// Virtual time of a kernel besides the time of its memory accesses, in microseconds. Default: 3.
+    pub kernel_time: f64,
     /// Properties of each device, except its UUID, PCI address and memory. If
     /// `virtual_memory_management` is false, devices have no virtual memory, as on systems where it
     /// cannot be simulated. Default: those of an H200 ([`h200`]).
@@ -82,6 +87,8 @@ impl SimConfig {
             redzones: true,
             faults: Vec::new(),
             collective_timeout: Duration::from_secs(60),
+            topology: Topology::default(),
+            kernel_time: 3.0,
             properties: h200(0),
         }
     }
@@ -92,6 +99,7 @@ impl SimConfig {
     /// Options: `eager`, `lazy` or `seed=N` ([`Schedule`]); `memory=BYTES`, with an optional `KiB`,
     /// `MiB` or `GiB` ([`SimConfig::capacity`]); `blocking` ([`SimConfig::launch_blocking`]);
     /// `check` ([`SimConfig::check_footprints`]); `isolate` ([`SimConfig::isolate_faults`]);
+    /// `machines=N` ([`Topology::machines`]);
     /// `fail=CALL[:CODE][@N][..]`, any number of times ([`SimConfig::faults`]). `fail=cuMemAlloc@3` lets three
     /// allocations succeed, and the next one fail. With `..`, all later ones fail, too. `CODE` is the number of the error;
     /// default: the first of
@@ -140,6 +148,9 @@ impl SimConfig {
                 Some(("seed", n)) => {
                     let seed = number(spec, n, "a whole number from 0 on")?;
                     config.schedule = Schedule::Seeded(seed as u64);
+                }
+                Some(("machines", n)) => {
+                    config.topology.machines = number(spec, n, "a number of machines")?;
                 }
                 Some(("fail", text)) => {
                     let not = || SpecError::NotAFailure { spec: spec.into(), text: text.into() };
@@ -229,7 +240,7 @@ pub enum SpecError {
     },
     /// There is no such option.
     #[error(
-        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check, isolate, fail=CALL"
+        "`{option}` in `{spec}` is not an option; there are eager, lazy, seed=N, memory=BYTES, blocking, check, isolate, machines=N, fail=CALL"
     )]
     UnknownOption {
         /// The specification.
@@ -311,10 +322,11 @@ mod tests {
         let read = SimConfig::from_spec;
         assert_eq!(read("sim").unwrap(), SimConfig::new(1));
         assert_eq!(read("sim:0").unwrap().devices, 0);
-        let config = read("sim:3, seed=7,memory=8GiB,check,blocking,isolate").unwrap();
+        let config = read("sim:3, seed=7,memory=8GiB,check,blocking,isolate,machines=2").unwrap();
         assert_eq!(config.devices, 3);
         assert_eq!(config.schedule, Schedule::Seeded(7));
         assert_eq!(config.capacity, 8 << 30);
+        assert_eq!(config.topology.machines, 2);
         assert!(config.check_footprints && config.launch_blocking && config.isolate_faults);
         assert_eq!(read("sim:1,lazy").unwrap().schedule, Schedule::Lazy);
         assert_eq!(read("sim:1,eager").unwrap().schedule, Schedule::Eager);
@@ -322,6 +334,7 @@ mod tests {
         assert!(matches!(read("simulated"), Err(SpecError::NotSim { .. })));
         assert!(matches!(read("sim:x"), Err(SpecError::NotANumber { .. })));
         assert!(matches!(read("sim:-1"), Err(SpecError::NotANumber { .. })));
+        assert!(matches!(read("sim:8,machines=two"), Err(SpecError::NotANumber { .. })));
         assert!(matches!(read("sim:65"), Err(SpecError::TooManyDevices { devices: 65 })));
         assert!(matches!(
             read("sim:1,memory=99999999999999GiB"),

@@ -37,7 +37,12 @@
 //! a stream of another device is `INVALID_HANDLE`; waiting on such a stream is allowed. The elapsed
 //! time is `CAPTURED_EVENT` for an event of a capture, `INVALID_HANDLE` if an event has no timing
 //! or was never recorded or the events are on different devices, and `NOT_READY` until both records
-//! are complete. Times come from a virtual clock: streams overlap in virtual time.
+//! are complete.
+//!
+//! **Time.** Times come from a virtual clock. Streams overlap in virtual time, and so do the branches of a graph. An
+//! operation begins after the operations that it waits for, and after the call that enqueued it. Each call takes its
+//! host thread 2 µs. A thread's clock also advances to the end of the work that the thread waits for or finds complete.
+//! [`SimConfig::kernel_time`] and [`Topology`] set the times of kernels and collectives.
 //!
 //! **Copies.** In a copy from pageable memory to a device, the source is read during the call.
 //! `cuMemcpy` then also waits for all work before the copy, including that of blocking streams. A
@@ -164,6 +169,7 @@ mod driver;
 mod exec;
 mod properties;
 mod state;
+mod topology;
 
 pub use call_kind::CallKind;
 pub use config::{Schedule, SimConfig, SpecError};
@@ -174,3 +180,4 @@ pub use state::faults::Fault;
 pub use state::hold::Hold;
 pub use state::memory::Overrun;
 pub use state::violation::{FootprintViolation, ViolationKind};
+pub use topology::{Link, Topology};

@@ -18,6 +18,7 @@ mod sim_conditions;
 mod sim_kernels;
 mod sim_nccl;
 mod sim_nccl_splits;
+mod sim_times;
 
 use warpline_cuda_sys_safe::{DeviceCode, FunctionHandle};
 

@@ -63,6 +63,20 @@ impl CallDesc {
         }
     }
 
+    pub(crate) fn kind(&self) -> CollectiveKind {
+        self.kind
+    }
+
+    /// Returns the root, or the peer of a send or receive.
+    pub(crate) fn root(&self) -> Option<usize> {
+        self.rank
+    }
+
+    /// Returns the size of the call's elements: of one rank's part for an all-gather or reduce-scatter.
+    pub(crate) fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.dtype.size())
+    }
+
     /// Returns `true` for a send or a receive.
     pub(super) fn is_between_two(&self) -> bool {
         matches!(self.kind, CollectiveKind::Send | CollectiveKind::Recv)

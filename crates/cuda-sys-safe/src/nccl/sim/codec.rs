@@ -56,7 +56,8 @@ impl ByteWriter {
     }
 
     pub(super) fn device_id(&mut self, device_id: DeviceId) -> &mut Self {
-        self.number(device_id.process).number(device_id.driver).size(device_id.device)
+        self.number(device_id.process).number(device_id.driver).size(device_id.device);
+        self.size(device_id.machine)
     }
 
     pub(super) fn departure(&mut self, why: Departure) -> &mut Self {
@@ -71,15 +72,26 @@ impl ByteWriter {
         self.maybe(desc.rank.map(|rank| rank as u64))
     }
 
+    /// Writes a virtual time.
+    pub(super) fn time(&mut self, time: f64) -> &mut Self {
+        self.number(time.to_bits())
+    }
+
+    fn machines(&mut self, machines: &[usize]) -> &mut Self {
+        machines.iter().fold(self.size(machines.len()), |writer, machine| writer.size(*machine))
+    }
+
     pub(super) fn event(&mut self, event: &RankEvent) -> &mut Self {
         match event {
-            RankEvent::Ready => self.size(0),
-            RankEvent::Done { op, part, output } => {
-                self.size(1).number(*op).size(*part).bytes(output)
+            RankEvent::Ready(machines) => self.size(0).machines(machines),
+            RankEvent::Done { op, part, output, begin } => {
+                self.size(1).number(*op).size(*part).bytes(output).time(*begin)
             }
             RankEvent::Failed(error) => self.size(2).error(error),
             RankEvent::Split(None) => self.size(3),
-            RankEvent::Split(Some((member, ranks))) => self.size(4).member(*member).size(*ranks),
+            RankEvent::Split(Some((member, machines))) => {
+                self.size(4).member(*member).machines(machines)
+            }
             RankEvent::ProgressRequested => self.size(5),
         }
     }
@@ -138,7 +150,12 @@ impl<'a> ByteReader<'a> {
     }
 
     pub(super) fn device_id(&mut self) -> Option<DeviceId> {
-        Some(DeviceId { process: self.number()?, driver: self.number()?, device: self.size()? })
+        Some(DeviceId {
+            process: self.number()?,
+            driver: self.number()?,
+            device: self.size()?,
+            machine: self.size()?,
+        })
     }
 
     pub(super) fn departure(&mut self) -> Option<Departure> {
@@ -155,16 +172,26 @@ impl<'a> ByteReader<'a> {
         })
     }
 
+    /// Reads a virtual time.
+    pub(super) fn time(&mut self) -> Option<f64> {
+        Some(f64::from_bits(self.number()?)).filter(|time| time.is_finite())
+    }
+
+    fn machines(&mut self) -> Option<Vec<usize>> {
+        (0..self.size()?).map(|_| self.size()).collect()
+    }
+
     pub(super) fn event(&mut self) -> Option<RankEvent> {
         Some(match self.number()? {
-            0 => RankEvent::Ready,
+            0 => RankEvent::Ready(self.machines()?),
             1 => {
                 let (op, part) = (self.number()?, self.size()?);
-                RankEvent::Done { op, part, output: Arc::from(self.bytes()?) }
+                let output = Arc::from(self.bytes()?);
+                RankEvent::Done { op, part, output, begin: self.time()? }
             }
             2 => RankEvent::Failed(self.error()?),
             3 => RankEvent::Split(None),
-            4 => RankEvent::Split(Some((self.member()?, self.size()?))),
+            4 => RankEvent::Split(Some((self.member()?, self.machines()?))),
             5 => RankEvent::ProgressRequested,
             _ => return None,
         })

@@ -94,7 +94,8 @@ unsafe impl Nccl for SimDriver {
                        a new one";
             return Err(refused(CALL, why.to_owned()));
         };
-        let device_id = DeviceId { process: process(), driver: self.number(), device };
+        let machine = self.machine_of(device);
+        let device_id = DeviceId { process: process(), driver: self.number(), device, machine };
         let participant = Participant::new((id.process, id.number), hub, self.weak(), device_id);
         participant.join(ranks, rank);
         Ok(self.add_participant(participant))

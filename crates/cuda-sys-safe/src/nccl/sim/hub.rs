@@ -26,20 +26,22 @@ pub(super) struct DeviceId {
     pub(super) process: u64,
     pub(super) driver: u64,
     pub(super) device: usize,
+    pub(super) machine: usize,
 }
 
 /// A message from the hub to a rank.
 #[derive(Clone, Debug)]
 pub(super) enum RankEvent {
-    /// All ranks have joined.
-    Ready,
-    /// Part `part` of the rank's operation `op` is done.
-    Done { op: u64, part: usize, output: Bytes },
+    /// All ranks have joined. Contains the machine of each rank.
+    Ready(Vec<usize>),
+    /// Part `part` of the rank's operation `op` is done. The last rank began it at the virtual time
+    /// `begin`.
+    Done { op: u64, part: usize, output: Bytes, begin: f64 },
     /// The communicator has failed. No operation will be done any more.
     Failed(DriverError),
     /// The rank's oldest split is done. Contains the rank in the new communicator, if any, and the
-    /// number of ranks.
-    Split(Option<(HubMember, usize)>),
+    /// machine of each rank.
+    Split(Option<(HubMember, Vec<usize>)>),
     /// Another process waits for work of the rank.
     ProgressRequested,
 }
@@ -79,10 +81,11 @@ pub(super) enum HubRequest {
         rank: usize,
         endpoint: Endpoint,
     },
-    /// Begins a group, with its calls and their input.
+    /// Begins a group at a virtual time, with its calls and their input.
     Begin {
         member: HubMember,
         op: u64,
+        begin: f64,
         calls: Vec<(CallDesc, Vec<u8>)>,
     },
     /// Begins a split. `endpoint` receives the events of the new communicator.
@@ -119,6 +122,8 @@ pub(super) struct PendingCall {
     pub(super) op: u64,
     pub(super) part: usize,
     pub(super) input: Vec<u8>,
+    /// Virtual time at which the rank began the call, in microseconds.
+    pub(super) begin: f64,
 }
 
 /// A communicator.
@@ -221,7 +226,9 @@ impl Hub {
         }
         comm.endpoints[rank] = Some(endpoint);
         if comm.endpoints.iter().all(Option::is_some) {
-            comm.notify_all(|_| Some(RankEvent::Ready));
+            let machines: Vec<_> =
+                comm.endpoints.iter().flatten().map(|rank| rank.device_id.machine).collect();
+            comm.notify_all(|_| Some(RankEvent::Ready(machines.clone())));
             return true;
         }
         false
@@ -262,8 +269,10 @@ impl Hub {
             part.sort_unstable();
             let (id, ranks) = (comms.len(), part.len());
             let mut comm = HubComm::new(vec![None; ranks]);
+            let mut machines = vec![0; ranks];
             for (new, &(_, rank)) in part.iter().enumerate() {
                 let Some(split) = splits[rank].take() else { continue };
+                machines[new] = split.endpoint.as_ref().map_or(0, |rank| rank.device_id.machine);
                 comm.origins[new] = Some((HubMember { comm: member.comm, rank }, split.number));
                 // A rank that has left the communicator being split has also left the new
                 // communicator.
@@ -272,7 +281,7 @@ impl Hub {
             }
             comms.push(comm);
             for (new, (_, rank)) in part.into_iter().enumerate() {
-                let now = (HubMember { comm: id, rank: new }, ranks);
+                let now = (HubMember { comm: id, rank: new }, machines.clone());
                 comms[member.comm].notify(rank, RankEvent::Split(Some(now)));
             }
         }
@@ -321,8 +330,8 @@ impl RequestSink for Hub {
                     Self::close(self);
                 }
             }
-            HubRequest::Begin { member, op, calls } => {
-                comms[member.comm].begin(member.rank, op, calls);
+            HubRequest::Begin { member, op, begin, calls } => {
+                comms[member.comm].begin(member.rank, (op, begin), calls);
             }
             HubRequest::Split { member, color, key, endpoint } => {
                 Self::split(&mut comms, member, color, key, endpoint);

@@ -9,12 +9,17 @@ use crate::{CollectiveMismatch, DriverError};
 
 impl HubComm {
     /// Begins a group of a rank.
-    pub(super) fn begin(&mut self, rank: usize, op: u64, calls: Vec<(CallDesc, Vec<u8>)>) {
+    pub(super) fn begin(
+        &mut self,
+        rank: usize,
+        (op, begin): (u64, f64),
+        calls: Vec<(CallDesc, Vec<u8>)>,
+    ) {
         for (part, (desc, input)) in calls.into_iter().enumerate() {
             if self.failure.is_some() {
                 return;
             }
-            let pending = PendingCall { desc, op, part, input };
+            let pending = PendingCall { desc, op, part, input, begin };
             match (desc.kind, desc.rank) {
                 (CollectiveKind::Send, Some(peer)) => {
                     self.pairs.entry((rank, peer)).or_default().sends.push_back(pending);
@@ -49,9 +54,10 @@ impl HubComm {
         {
             let round: Vec<PendingCall> = round.into_iter().flatten().collect();
             let outputs = outputs(&round);
+            let begin = round.iter().map(|pending| pending.begin).fold(0.0, f64::max);
             self.notify_all(|rank| {
                 let (op, part) = (round[rank].op, round[rank].part);
-                Some(RankEvent::Done { op, part, output: outputs[rank].clone() })
+                Some(RankEvent::Done { op, part, output: outputs[rank].clone(), begin })
             });
         }
     }
@@ -68,8 +74,10 @@ impl HubComm {
             let what = format!("the data that rank {from} sends to rank {to}");
             return self.fail(mismatch(what, [(from, send.desc), (to, recv.desc)]));
         }
-        let sent = RankEvent::Done { op: send.op, part: send.part, output: Bytes::default() };
-        let got = RankEvent::Done { op: recv.op, part: recv.part, output: send.input.into() };
+        let begin = send.begin.max(recv.begin);
+        let done = |op, part, output| RankEvent::Done { op, part, output, begin };
+        let sent = done(send.op, send.part, Bytes::default());
+        let got = done(recv.op, recv.part, send.input.into());
         if from == to {
             // A rank that sends to itself gets two events. `notify_all` would deliver only one.
             self.notify(from, sent);

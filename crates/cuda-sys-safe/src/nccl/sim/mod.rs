@@ -22,6 +22,10 @@
 //! operation needs, and no other work. In other processes, a thread of those processes runs this
 //! work.
 //!
+//! **Time.** In virtual time, a group begins when the last rank that it needs begins. It ends after the time of its calls on
+//! the links of [`Topology`](crate::sim::Topology). Ranks of several drivers or processes must have the same topology:
+//! devices of the same machine number are on the same machine.
+//!
 //! **Departed ranks.** If a rank is aborted or dead and another rank waits for it, the state of all
 //! remaining ranks is `ncclRemoteError`. Their blocked operations stay blocked until these ranks
 //! abort, and then end without a result. A host wait without progress that takes longer than
@@ -48,6 +52,6 @@ mod participant;
 mod process;
 mod progress;
 
-pub(crate) use call::CallDesc;
+pub(crate) use call::{CallDesc, CollectiveKind};
 pub(crate) use participant::{Advance, GroupOutcome, Participant};
 pub(crate) use progress::{change_count, drive, notify_change, wait_for_change};

@@ -40,8 +40,11 @@ struct ParticipantState {
     failure: Option<DriverError>,
     over: bool,
     next_op: u64,
-    /// Unfinished operations, with the output of each call that is done.
-    begun: BTreeMap<u64, Vec<Option<Bytes>>>,
+    /// The machine of each rank.
+    machines: Arc<[usize]>,
+    /// Unfinished operations. For each call that is done, its output and the virtual time at which
+    /// the last rank began it.
+    begun: BTreeMap<u64, Vec<Option<(Bytes, f64)>>>,
     /// The rank whose split created this rank, and the number of the split.
     origin: Option<(HubMember, u64)>,
     begun_splits: u64,
@@ -57,8 +60,9 @@ struct ParticipantState {
 pub(crate) enum GroupOutcome {
     /// The operation waits for other ranks.
     Blocked,
-    /// The operation is done. Contains the output of each call.
-    Done(Vec<Bytes>),
+    /// The operation is done. For each call, contains the output and the virtual time at which the
+    /// last rank began the call.
+    Done(Vec<(Bytes, f64)>),
     /// The communicator was aborted.
     Aborted,
 }
@@ -104,8 +108,14 @@ impl Participant {
         }
     }
 
-    /// Begins a group and returns its number, or `None` if the communicator has ended.
-    pub(crate) fn begin(&self, calls: Vec<(CallDesc, Vec<u8>)>) -> Option<u64> {
+    /// Returns the machine of each rank.
+    pub(crate) fn machines(&self) -> Arc<[usize]> {
+        Arc::clone(&self.lock().machines)
+    }
+
+    /// Begins a group at a virtual time. Returns the group's number, or `None` if the communicator
+    /// has ended.
+    pub(crate) fn begin(&self, begin: f64, calls: Vec<(CallDesc, Vec<u8>)>) -> Option<u64> {
         let (member, op) = {
             let mut state = self.lock();
             let (member, _) = state.member.filter(|_| !state.over)?;
@@ -114,7 +124,7 @@ impl Participant {
             state.begun.insert(op, vec![None; calls.len()]);
             (member, op)
         };
-        self.hub.submit(HubRequest::Begin { member, op, calls });
+        self.hub.submit(HubRequest::Begin { member, op, begin, calls });
         Some(op)
     }
 
@@ -240,10 +250,10 @@ impl EventSink for Participant {
     fn deliver(&self, event: RankEvent) {
         let mut state = self.lock();
         match event {
-            RankEvent::Ready => state.ready = true,
-            RankEvent::Done { op, part, output } => {
+            RankEvent::Ready(machines) => (state.machines, state.ready) = (machines.into(), true),
+            RankEvent::Done { op, part, output, begin } => {
                 if let Some(parts) = state.begun.get_mut(&op) {
-                    parts[part] = Some(output);
+                    parts[part] = Some((output, begin));
                 }
             }
             RankEvent::Failed(error) => {
@@ -256,7 +266,11 @@ impl EventSink for Participant {
             RankEvent::Split(now) => {
                 if let Some(Some(child)) = state.splits.pop_front() {
                     let mut child = child.lock();
-                    (child.member, child.ready) = (now, true);
+                    child.ready = true;
+                    if let Some((member, machines)) = now {
+                        child.member = Some((member, machines.len()));
+                        child.machines = machines.into();
+                    }
                 }
             }
             RankEvent::ProgressRequested => state.progress_requested = true,

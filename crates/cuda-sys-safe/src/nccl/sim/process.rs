@@ -174,12 +174,12 @@ fn request(reader: &mut ByteReader<'_>, endpoint: ReadEndpoint<'_>) -> Option<Hu
             HubRequest::Join { ranks, rank, endpoint: endpoint(reader)?? }
         }
         1 => {
-            let (member, op) = (reader.member()?, reader.number()?);
+            let (member, op, begin) = (reader.member()?, reader.number()?, reader.time()?);
             let mut calls = Vec::new();
             for _ in 0..reader.size()? {
                 calls.push((reader.desc()?, reader.bytes()?.to_vec()));
             }
-            HubRequest::Begin { member, op, calls }
+            HubRequest::Begin { member, op, begin, calls }
         }
         2 => {
             let (member, color, key) = (reader.member()?, reader.maybe()?, reader.size()?);
@@ -243,8 +243,8 @@ impl RequestSink for HubConnection {
                 writer.number(0).size(*ranks).size(*rank);
                 self.endpoint(&mut writer, Some(endpoint));
             }
-            HubRequest::Begin { member, op, calls } => {
-                writer.number(1).member(*member).number(*op).size(calls.len());
+            HubRequest::Begin { member, op, begin, calls } => {
+                writer.number(1).member(*member).number(*op).time(*begin).size(calls.len());
                 for (desc, input) in calls {
                     writer.desc(desc).bytes(input);
                 }

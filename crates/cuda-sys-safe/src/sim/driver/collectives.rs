@@ -8,6 +8,7 @@ use super::session::{Guard, SimDriver, StallTimer, StepResult};
 use crate::nccl::sim::{Advance, CallDesc, Participant};
 use crate::nccl::{Collective, CommHandle};
 use crate::sim::CallKind;
+use crate::sim::config::MAX_DEVICES;
 use crate::sim::exec::PickRule;
 use crate::sim::state::SimState;
 use crate::sim::state::streams::StreamOpKind;
@@ -46,6 +47,13 @@ impl SimDriver {
 
     pub(crate) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Returns the machine of a device.
+    pub(crate) fn machine_of(&self, device: usize) -> usize {
+        let state = self.lock();
+        let physical = state.devices.get(device).map_or(0, |device| device.physical);
+        state.config.topology.machine_of(physical, state.config.devices.min(MAX_DEVICES))
     }
 
     /// Begins the call that joins a communicator.

@@ -95,7 +95,11 @@ impl SimState {
             };
             return Err(error(call, code, stream.device(), why));
         }
-        let Some(point) = latest.filter(|&point| !self.reached(point)) else { return Ok(None) };
+        let Some(point) = latest else { return Ok(None) };
+        if self.reached(point) {
+            self.begin_after(key, point);
+            return Ok(None);
+        }
         self.enqueue(key, Label::of(call), StreamOpKind::Wait, &[point])
     }
 

@@ -41,7 +41,7 @@ pub(super) enum StepResult {
     Busy,
 }
 
-/// Virtual time that a call takes on the host, in microseconds.
+/// Virtual time that a call takes on its host thread, in microseconds.
 const CALL_TIME: f64 = 2.0;
 
 impl SimConfig {
@@ -100,7 +100,7 @@ impl SimDriver {
         warpline_sync::let_others_run();
         let mut state = self.lock();
         *state.calls.entry(call).or_insert(0) += 1;
-        state.host_clock += CALL_TIME;
+        *state.host_clock() += CALL_TIME;
         let count = state.devices.len();
         if device >= count {
             return Err(DriverError::InvalidDevice { device, count });
@@ -199,9 +199,7 @@ impl SimDriver {
                 },
             };
         }
-        for &point in points {
-            state.host_clock = state.host_clock.max(state.ended_at(point));
-        }
+        points.iter().for_each(|&point| state.host_saw(point));
         state.pools_at_synchronisation();
         self.drop_cancelled(state)
     }
@@ -209,14 +207,17 @@ impl SimDriver {
     /// Returns whether a point is reached. If the point is not reached, first runs one operation
     /// that the point needs.
     pub(super) fn query<'a>(&'a self, state: Guard<'a>, point: Point) -> (Guard<'a>, bool) {
-        if state.reached(point) {
-            return (state, true);
-        }
-        let (mut state, step) = self.step(state, PickRule::Toward(point));
+        let (mut state, step) = match state.reached(point) {
+            true => (state, StepResult::Ran),
+            false => self.step(state, PickRule::Toward(point)),
+        };
         if step == StepResult::Idle {
             state = self.drive_ranks(state, point);
         }
         let reached = state.reached(point);
+        if reached {
+            state.host_saw(point);
+        }
         (self.drop_cancelled(state), reached)
     }
 

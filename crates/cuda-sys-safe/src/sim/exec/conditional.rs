@@ -33,7 +33,7 @@ impl SimState {
                 let mut replay = RunningReplay::new(body);
                 std::mem::swap(&mut replay.conditions, conditions);
                 // A body has no collectives, so no other rank can block it.
-                let ran = self.run_graph(body, &mut replay);
+                let ran = self.run_graph(body, 0.0, &mut replay);
                 std::mem::swap(&mut replay.conditions, conditions);
                 ran?;
                 time += replay.time + TEST_TIME;

@@ -2,7 +2,7 @@
 
 use std::ptr::{copy, with_exposed_provenance, with_exposed_provenance_mut};
 
-use super::{RunError, copy_time, kernel_time};
+use super::{RunError, copy_time};
 use crate::MemsetValue;
 use crate::sim::state::SimState;
 use crate::sim::state::memory::HostOverlap;
@@ -64,7 +64,7 @@ impl SimState {
             MemsetValue::U16(v) => repeat(memory, v.to_ne_bytes()),
             MemsetValue::U32(v) => repeat(memory, v.to_ne_bytes()),
         }
-        Ok(kernel_time(bytes))
+        Ok(self.kernel_time(bytes))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-use super::{RunError, kernel_time};
+use super::{COLLECTIVE_TIME, RunError};
 use crate::DevicePtr;
 use crate::nccl::Collective;
 use crate::nccl::sim::{CallDesc, GroupOutcome};
@@ -11,11 +11,13 @@ use crate::sim::state::vmm::MemoryUser;
 use crate::sim::state::work::CallGroup;
 
 impl SimState {
-    /// Begins a group: reads its inputs. Returns `None` if the communicator has ended.
+    /// Begins a group at a virtual time: reads its inputs. Returns `None` if the communicator has
+    /// ended.
     pub(super) fn begin_group(
         &mut self,
         device: usize,
         group: &CallGroup,
+        begin: f64,
     ) -> Result<Option<u64>, RunError> {
         let mut given = Vec::with_capacity(group.calls.len());
         for call in &group.calls {
@@ -32,15 +34,16 @@ impl SimState {
             };
             given.push((CallDesc::of(call), input));
         }
-        Ok(group.participant.begin(given))
+        Ok(group.participant.begin(begin, given))
     }
 
-    /// Ends a group: writes its outputs, and returns the time that the group took. Returns `None`
-    /// while other ranks have not begun their groups.
+    /// Ends a group: writes its outputs, and returns the time since its begin at `begin`. Returns
+    /// `None` while other ranks have not begun their groups.
     pub(super) fn end_group(
         &mut self,
         device: usize,
         group: &CallGroup,
+        begin: f64,
         number: u64,
     ) -> Result<Option<f64>, RunError> {
         let outputs = match group.participant.end(number) {
@@ -48,8 +51,11 @@ impl SimState {
             GroupOutcome::Aborted => return Ok(Some(0.0)),
             GroupOutcome::Done(outputs) => outputs,
         };
-        let mut touched = 0;
-        for (call, output) in group.calls.iter().zip(outputs) {
+        let (topology, machines) = (self.config.topology, group.participant.machines());
+        let (mut all_began, mut time) = (begin, COLLECTIVE_TIME);
+        for (call, (output, began)) in group.calls.iter().zip(outputs) {
+            all_began = all_began.max(began);
+            time += topology.call_time(&CallDesc::of(call), &machines, group.rank);
             let Some((ptr, bytes)) = CallDesc::memory(call, group.rank, group.ranks).write else {
                 continue;
             };
@@ -60,9 +66,8 @@ impl SimState {
                 unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut::<u8>(at), bytes) };
             let bytes = bytes.min(output.len());
             memory[..bytes].copy_from_slice(&output[..bytes]);
-            touched += bytes;
         }
-        Ok(Some(kernel_time(touched)))
+        Ok(Some(all_began - begin + time))
     }
 
     fn locate_operand(

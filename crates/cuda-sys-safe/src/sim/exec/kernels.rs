@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{RunError, kernel_time};
+use super::RunError;
 use crate::CudaCode;
 use crate::sim::state::SimState;
 use crate::sim::state::launch::OwnedLaunch;
@@ -48,7 +48,7 @@ impl SimState {
             // page-locked memory. The parameters are those of the launch.
             unsafe { launch.call(&pointers) };
         }
-        Ok(kernel_time(touched))
+        Ok(self.kernel_time(touched))
     }
 }
 

@@ -16,6 +16,7 @@ use super::state::graph::{GraphNode, GraphNodes, OpProgress, RunningReplay};
 use super::state::memory::RegionKind;
 use super::state::streams::{SimStreamOp, StreamOpKind};
 use super::state::work::{CallGroup, CopyWork, DeviceWork, HostFn, Label, Point, StreamKey};
+use super::topology::finite;
 use crate::launch::take_set_condition;
 use crate::*;
 
@@ -117,8 +118,9 @@ impl SimState {
             StreamOpKind::Host(f) => return Some(f),
             StreamOpKind::Work(DeviceWork::Group(ref group)) => {
                 let begun = op.begun.take();
-                let run =
-                    self.lock_shared().and_then(|_locked| self.run_group(device, group, begun));
+                let run = self
+                    .lock_shared()
+                    .and_then(|_locked| self.run_group(device, group, begin, begun));
                 match run {
                     Ok(RunOutcome::Blocked(begun)) => {
                         return self.requeue(key, SimStreamOp { begun: Some(begun), ..op });
@@ -135,7 +137,9 @@ impl SimState {
                     Some(OpProgress::Graph(replay)) => replay,
                     _ => RunningReplay::new(graph),
                 };
-                let run = self.lock_shared().and_then(|_locked| self.run_graph(graph, &mut replay));
+                let run = self
+                    .lock_shared()
+                    .and_then(|_locked| self.run_graph(graph, begin, &mut replay));
                 match run {
                     Ok(true) => Ok(replay.time),
                     Ok(false) => {
@@ -243,11 +247,12 @@ impl SimState {
         }
     }
 
-    /// Runs a graph's nodes in an order that their dependencies allow, until other ranks block it.
-    /// Returns whether all nodes have ended.
+    /// Runs the nodes of a graph that began at the virtual time `begin`, in an order that their
+    /// dependencies allow, until other ranks block it. Returns whether all nodes have ended.
     fn run_graph(
         &mut self,
         graph: &GraphNodes,
+        begin: f64,
         replay: &mut RunningReplay,
     ) -> Result<bool, RunError> {
         while !(replay.ready.is_empty() && replay.begun.is_empty()) {
@@ -275,7 +280,9 @@ impl SimState {
                 return Err(RunError { code, why: "injected fault in a graph".into() });
             }
             let ran = match work {
-                DeviceWork::Group(group) => self.run_group(*device, group, begun),
+                DeviceWork::Group(group) => {
+                    self.run_group(*device, group, begin + replay.starts[node], begun)
+                }
                 DeviceWork::Conditional(conditional) => {
                     let ran = self.run_conditional(conditional, &mut replay.conditions);
                     ran.map(RunOutcome::Ended)
@@ -299,23 +306,31 @@ impl SimState {
         Ok(true)
     }
 
-    /// Begins a group, or ends one that has begun.
+    /// Begins a group at the virtual time `begin`, or ends one that has begun.
     fn run_group(
         &mut self,
         device: usize,
         group: &CallGroup,
+        begin: f64,
         begun: Option<OpProgress>,
     ) -> Result<RunOutcome, RunError> {
         match begun {
-            Some(OpProgress::Group(number)) => Ok(match self.end_group(device, group, number)? {
-                Some(time) => RunOutcome::Ended(time),
-                None => RunOutcome::Blocked(OpProgress::Group(number)),
-            }),
-            _ => Ok(match self.begin_group(device, group)? {
+            Some(OpProgress::Group(number)) => {
+                Ok(match self.end_group(device, group, begin, number)? {
+                    Some(time) => RunOutcome::Ended(time),
+                    None => RunOutcome::Blocked(OpProgress::Group(number)),
+                })
+            }
+            _ => Ok(match self.begin_group(device, group, begin)? {
                 Some(number) => RunOutcome::Blocked(OpProgress::Group(number)),
                 None => RunOutcome::Ended(0.0),
             }),
         }
+    }
+
+    /// Returns the time of a kernel or memset that accesses `bytes` bytes, in microseconds.
+    fn kernel_time(&self, bytes: usize) -> f64 {
+        finite(self.config.kernel_time) + bytes.max(4096) as f64 / 3_000_000.0
     }
 
     /// Puts an unfinished operation back.
@@ -347,7 +362,5 @@ pub(super) fn copy_time(copy: &CopyWork) -> f64 {
     4.0 + copy.bytes as f64 / per_microsecond
 }
 
-/// Returns the time of a kernel or memset that accesses `bytes` bytes, in microseconds.
-pub(super) fn kernel_time(bytes: usize) -> f64 {
-    3.0 + bytes.max(4096) as f64 / 3_000_000.0
-}
+/// Time of a collective besides the time of its links, in microseconds.
+const COLLECTIVE_TIME: f64 = 3.0;

@@ -71,22 +71,31 @@ pub(crate) struct RunningReplay {
     pub(crate) ready: Vec<usize>,
     /// Groups that have begun, by their nodes.
     pub(crate) begun: Vec<(usize, Arc<Participant>, u64)>,
+    /// Virtual time at which each node can begin, in microseconds after the begin of the replay.
+    pub(crate) starts: Vec<f64>,
+    /// Virtual time at which the last ended node ended.
     pub(crate) time: f64,
     pub(crate) conditions: ConditionValues,
 }
+
+/// Virtual time between the begin of a replay and its first nodes, in microseconds.
+const REPLAY_TIME: f64 = 2.0;
 
 impl RunningReplay {
     pub(crate) fn new(graph: &GraphNodes) -> Self {
         let waits: Vec<usize> = graph.nodes.iter().map(|node| node.after.len()).collect();
         let ready = (0..waits.len()).filter(|&node| waits[node] == 0).collect();
-        Self { waits, ready, begun: Vec::new(), time: 2.0, conditions: ConditionValues::new() }
+        let (starts, time) = (vec![REPLAY_TIME; waits.len()], REPLAY_TIME);
+        Self { waits, ready, begun: Vec::new(), starts, time, conditions: ConditionValues::new() }
     }
 
     /// Records the end of a node. Returns the number of steps: one for the node, and one for each
     /// edge to a later node.
     pub(crate) fn end(&mut self, graph: &GraphNodes, node: usize, time: f64) -> usize {
-        self.time += time;
+        let end = self.starts[node] + time;
+        self.time = self.time.max(end);
         for &next in &graph.followers[node] {
+            self.starts[next] = self.starts[next].max(end);
             self.waits[next] -= 1;
             if self.waits[next] == 0 {
                 self.ready.push(next);

@@ -24,6 +24,7 @@ pub(super) mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use self::capture::CaptureState;
 use self::faults::Faults;
@@ -78,8 +79,8 @@ pub(crate) struct SimState {
     /// Whether the background thread of `driver/values.rs` is running. It runs queued value writes,
     /// for which other processes may wait.
     pub(crate) writes_values: bool,
-    /// Virtual time of the host, in microseconds.
-    pub(crate) host_clock: f64,
+    /// Virtual time of each host thread, in microseconds, by the thread's number.
+    host_clocks: BTreeMap<u64, f64>,
     pub(crate) sequence: u64,
     next_id: u64,
     rng: u64,
@@ -100,6 +101,13 @@ pub(crate) struct DeviceState {
     pub(crate) loss_reported: bool,
     /// Devices whose memory the device's kernels may access.
     pub(crate) peers: BTreeSet<usize>,
+}
+
+/// Returns the number of this thread, which is unique in the process.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
+    NUMBER.try_with(|number| *number).unwrap_or_default()
 }
 
 /// Creates an error of a call.
@@ -153,7 +161,7 @@ impl SimState {
             cancelled_fns: Vec::new(),
             host_fn_running: false,
             writes_values: false,
-            host_clock: 0.0,
+            host_clocks: BTreeMap::new(),
             sequence: 0,
             next_id: 0x1000,
             rng,
@@ -164,6 +172,11 @@ impl SimState {
     pub(crate) fn fresh(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id
+    }
+
+    /// Returns the virtual time of this host thread, in microseconds.
+    pub(crate) fn host_clock(&mut self) -> &mut f64 {
+        self.host_clocks.entry(thread_number()).or_default()
     }
 
     /// Returns a pseudo-random number below `bound`, which is at least 1.

@@ -36,10 +36,16 @@ impl SimState {
         if takes_part {
             self.implicit_waits(key, &mut waits);
         }
-        waits.retain(|&mut point| !self.reached(point));
+        let mut issued = *self.host_clock();
+        waits.retain(|&mut point| {
+            // The point may still be in the future of the virtual clock.
+            issued = issued.max(self.ended_at(point));
+            !self.reached(point)
+        });
         self.sequence += 1;
-        let (sequence, issued) = (self.sequence, self.host_clock);
+        let sequence = self.sequence;
         let Some(stream) = self.streams.get_mut(&key) else { return Ok(None) };
+        issued = issued.max(stream.not_before);
         stream.enqueued += 1;
         let position = stream.enqueued;
         stream.queue.push_back(SimStreamOp {
@@ -112,10 +118,27 @@ impl SimState {
         }
     }
 
-    /// Returns the virtual time at which a point was reached.
+    /// Makes this thread's virtual time at least that of a point, because the thread has waited for
+    /// the point or knows that it was reached.
+    pub(crate) fn host_saw(&mut self, point: Point) {
+        let end = self.ended_at(point);
+        let clock = self.host_clock();
+        *clock = clock.max(end);
+    }
+
+    /// Makes later work on a stream begin after a point that was reached.
+    pub(crate) fn begin_after(&mut self, key: StreamKey, point: Point) {
+        let end = self.ended_at(point);
+        if let Some(stream) = self.streams.get_mut(&key) {
+            stream.not_before = stream.not_before.max(end);
+        }
+    }
+
+    /// Returns the virtual time at which a point was reached; 0 if it was not reached.
     pub(crate) fn ended_at(&self, point: Point) -> f64 {
         let Some(stream) = self.streams.get(&point.stream) else { return 0.0 };
-        let back = (stream.done - point.position.min(stream.done)) as usize;
+        let Some(back) = stream.done.checked_sub(point.position) else { return 0.0 };
+        let back = back as usize;
         let newest = stream.times.len();
         newest.checked_sub(back + 1).and_then(|i| stream.times.get(i)).copied().unwrap_or(0.0)
     }

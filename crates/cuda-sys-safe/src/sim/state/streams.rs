@@ -21,6 +21,8 @@ pub(crate) struct StreamState {
     pub(crate) done: u64,
     /// Virtual time at which the latest operation ended, in microseconds.
     pub(crate) clock: f64,
+    /// Virtual time before which no later operation begins.
+    pub(crate) not_before: f64,
     /// End times of the latest operations, the newest last.
     pub(crate) times: VecDeque<f64>,
     pub(crate) destroyed: bool,
@@ -75,6 +77,7 @@ impl StreamState {
             enqueued: 0,
             done: 0,
             clock: 0.0,
+            not_before: 0.0,
             times: VecDeque::new(),
             destroyed: false,
             capture: None,
