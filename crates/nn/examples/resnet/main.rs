@@ -13,18 +13,17 @@ mod images;
 mod model;
 #[path = "../support/mod.rs"]
 mod support;
+mod train;
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use clap::Parser;
 use images::{ImageFolder, MadeUp};
 use model::ResNet;
+use train::Placement;
 use warpline::autograd::no_grad;
 use warpline::data::{DataLoader, Dataset};
-use warpline::functional::cross_entropy;
-use warpline::{DType, Device, MemoryFormat, Tensor, cuda};
-use warpline_nn::optim::{Optimizer, SGD, SGDOptions};
+use warpline::{Device, Tensor, cuda};
 use warpline_nn::{Module, load_file, save_file};
 
 #[derive(Debug, Parser)]
@@ -91,70 +90,29 @@ fn with_data<D: Dataset<Sample = (Tensor, i64)>>(
     args: &Args,
     device: Device,
     classes: usize,
-    (train, held_out): (D, D),
+    (train_set, held_out): (D, D),
 ) -> anyhow::Result<()> {
-    let dtype = match args.dtype.as_str() {
-        "f32" => DType::F32,
-        "f16" => DType::F16,
-        "bf16" => DType::BF16,
-        other => anyhow::bail!("`{other}` is no dtype of this example: use f32, f16 or bf16"),
-    };
+    let placement = Placement::new(device, &args.dtype)?;
     warpline::manual_seed(args.seed);
     let mut net = ResNet::new(args.depth, classes)?;
     if let Some(weights) = &args.weights {
         net.load_state_dict(&load_file(weights, ())?, true)?;
     }
-    net.to((dtype, device))?;
-    // On a GPU, convolutions of `float16` and `bfloat16` are fastest if the channels are the innermost
-    // dimension in memory.
-    let format = if device.is_cuda() && dtype != DType::F32 {
-        MemoryFormat::ChannelsLast
-    } else {
-        MemoryFormat::Contiguous
-    };
-    net.to(format)?;
-    let place = |images: &Tensor| -> warpline::Result<Tensor> {
-        images.to_non_blocking(device)?.to(dtype)?.contiguous_in(format)
-    };
+    placement.place_model(&mut net)?;
     let loader = |data, shuffle| -> warpline::Result<_> {
         let loader = DataLoader::new(data).batch_size(args.batch_size)?.shuffle(shuffle);
         Ok(loader.num_workers(args.workers).pin_memory(device.is_cuda()))
     };
     if !args.evaluate {
-        let options = SGDOptions::new().lr(args.lr).momentum(0.9).weight_decay(1e-4);
-        let mut sgd = SGD::new(net.parameters(), options)?;
-        let loader = loader(train, true)?.drop_last(true);
-        anyhow::ensure!(!loader.is_empty(), "there are fewer images than one batch has");
-        let (mut done, mut since) = (0, Instant::now());
-        while done < args.steps {
-            let mut last = None;
-            for batch in loader.iter()?.take(args.steps - done) {
-                let (images, labels) = batch?;
-                let logits = net.forward(&place(&images)?)?.to(DType::F32)?;
-                let loss = cross_entropy(&logits, &labels.to_non_blocking(device)?, ())?;
-                sgd.zero_grad()?;
-                loss.backward()?;
-                sgd.step()?;
-                done += 1;
-                if done == 1 {
-                    // The first step loads code and chooses plans.
-                    loss.item::<f32>()?;
-                    since = Instant::now();
-                }
-                last = Some(loss);
-            }
-            let Some(loss) = last else { break };
-            let (loss, seconds) = (loss.item::<f32>()?, since.elapsed().as_secs_f64());
-            let rate = ((done - 1) * args.batch_size) as f64 / seconds;
-            println!("step {done}: loss {loss:.4}, {rate:.0} images/s");
-        }
+        let loader = loader(train_set, true)?.drop_last(true);
+        train::train(&net, &loader, placement, (args.steps, args.lr), |_| {})?;
     }
     net.eval();
     let (mut right, mut all) = (0, 0);
     no_grad(|| -> warpline::Result<()> {
         for batch in loader(held_out, false)?.iter()? {
             let (images, labels) = batch?;
-            let read = net.forward(&place(&images)?)?.argmax(-1)?;
+            let read = net.forward(&placement.place(&images)?)?.argmax(-1)?;
             right += read.eq(&labels.to(device)?)?.sum(())?.item::<i64>()?;
             all += labels.numel();
         }

@@ -3,7 +3,7 @@
 
 use warpline::functional::{MaxPoolOptions, adaptive_avg_pool2d, max_pool2d};
 use warpline::{Error, Result, Tensor};
-use warpline_nn::{BatchNorm2d, Conv2d, ConvOptions, Linear, Module, Sequential};
+use warpline_nn::{BatchNorm2d, Conv2d, ConvOptions, Forward, Linear, Module, Sequential};
 
 /// Channels of the four stages, before the expansion of bottlenecks.
 const WIDTHS: [usize; 4] = [64, 128, 256, 512];
@@ -122,5 +122,13 @@ impl ResNet {
             x = block.forward(&x)?;
         }
         self.fc.forward(&adaptive_avg_pool2d(&x, 1)?.flatten(1)?)
+    }
+}
+
+impl Forward<&Tensor> for ResNet {
+    type Output = Tensor;
+
+    fn forward(&self, images: &Tensor) -> Result<Tensor> {
+        self.forward(images)
     }
 }

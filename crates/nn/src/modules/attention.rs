@@ -63,8 +63,8 @@ impl MultiheadAttention {
     /// PyTorch. Default dtype: `float32`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `num_heads` does not divide `width`, or
-    /// `dropout` is not from 0 to 1; errors of [`empty`] and [`Tensor::uniform_`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `width` is 0, `num_heads` does not divide
+    /// `width`, or `dropout` is not from 0 to 1; errors of [`empty`] and [`Tensor::uniform_`].
     #[track_caller]
     pub fn new(
         width: usize,
@@ -72,6 +72,9 @@ impl MultiheadAttention {
         options: impl IntoOptions<MultiheadAttentionOptions>,
     ) -> Result<Self> {
         let options = options.into_options();
+        if width == 0 {
+            return Err(Error::invalid("MultiheadAttention", "a width must be at least 1, but is 0"));
+        }
         if num_heads == 0 || !width.is_multiple_of(num_heads) {
             let reason = format!("{num_heads} heads do not divide a width of {width}");
             return Err(Error::invalid("MultiheadAttention", reason));

@@ -9,6 +9,7 @@ mod data_parallel;
 mod ddp;
 #[cfg(target_os = "linux")]
 mod endings;
+mod examples;
 mod faults;
 mod graphed_collectives;
 mod group_debug;

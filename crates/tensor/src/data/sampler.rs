@@ -1,6 +1,7 @@
 //! Samplers: the order of samples.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use warpline_runtime::SharedGenerator;
@@ -22,6 +23,17 @@ pub trait Sampler: Send + Sync + 'static {
     /// Returns whether there are no indices.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// A shared sampler, whose settings the program can still change.
+impl<S: Sampler + ?Sized> Sampler for Arc<S> {
+    fn indices(&self) -> Vec<usize> {
+        (**self).indices()
+    }
+
+    fn len(&self) -> usize {
+        (**self).len()
     }
 }
 
@@ -84,6 +96,22 @@ impl Sampler for RandomSampler {
 /// One rank's share of the samples (`torch.utils.data.DistributedSampler`). All ranks have the same number
 /// of samples. If the samples do not divide evenly, the first samples are used again; with
 /// [`drop_last`](Self::drop_last), the last samples are left out.
+///
+/// ```
+/// use std::sync::Arc;
+/// use warpline::arange;
+/// use warpline::data::{DataLoader, DistributedSampler, TensorDataset};
+///
+/// let (ranks, rank) = (2, 0);
+/// let sampler = Arc::new(DistributedSampler::new(6, ranks, rank)?);
+/// let data = TensorDataset::new(arange(6, ())?, arange(6, ())?)?;
+/// let loader = DataLoader::new(data).batch_size(3)?.sampler(Arc::clone(&sampler));
+/// for epoch in 0..2 {
+///     sampler.set_epoch(epoch);
+///     assert_eq!(loader.iter()?.count(), 1);
+/// }
+/// # Ok::<(), warpline::Error>(())
+/// ```
 pub struct DistributedSampler {
     samples: usize,
     replicas: usize,

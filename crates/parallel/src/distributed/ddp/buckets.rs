@@ -205,6 +205,15 @@ mod tests {
         }
     }
 
+    /// The pieces in which the constructor broadcasts parameters and buffers.
+    #[test]
+    fn a_piece_of_a_broadcast_ends_once_it_has_250_mib() {
+        let mebibytes = |n: usize| size(DType::F32, n << 18);
+        let all = [200, 49, 1, 250, 300, 1, 2].map(mebibytes);
+        let pieces = assign_buckets(&all, &[super::super::sync::BROADCAST_PIECE], None);
+        assert_eq!(pieces, [vec![0, 1, 2], vec![3], vec![4], vec![5, 6]]);
+    }
+
     #[test]
     fn each_dtype_has_its_own_buckets_and_capacities() {
         let (f32, f64) = (|n| size(DType::F32, n), |n| size(DType::F64, n));

@@ -7,6 +7,7 @@ mod hooks;
 mod iterations;
 mod join;
 pub(crate) mod killed;
+mod machines;
 pub(crate) mod model;
 mod overlap;
 mod streams;
