@@ -137,8 +137,8 @@ fn reduction_time(topology: Topology) -> f64 {
     COLLECTIVE + topology.all_reduce_time(ranks, machines, BUCKET_BYTES)
 }
 
-/// Checks the times of a backward pass against the formula. A reduction begins when its bucket is ready on all ranks and
-/// the reduction before it is complete. After the last gradient, the means of each bucket are copied when its reduction
+/// Checks the times of a backward pass against the formula. A reduction begins when its bucket is ready on all ranks
+/// and the reduction before it is complete. After the last gradient, the means of each bucket are copied when its reduction
 /// is complete. Returns the end of the pass, and the part of it after the last gradient.
 fn checked(topology: Topology, schedule: Schedule) -> (f64, f64) {
     let times = backward_times(topology, schedule);
