@@ -73,7 +73,10 @@ impl MultiheadAttention {
     ) -> Result<Self> {
         let options = options.into_options();
         if width == 0 {
-            return Err(Error::invalid("MultiheadAttention", "a width must be at least 1, but is 0"));
+            return Err(Error::invalid(
+                "MultiheadAttention",
+                "a width must be at least 1, but is 0",
+            ));
         }
         if num_heads == 0 || !width.is_multiple_of(num_heads) {
             let reason = format!("{num_heads} heads do not divide a width of {width}");

@@ -94,8 +94,8 @@ impl TransformerEncoderLayer {
     /// Creates a layer for inputs of `d_model` features, which `nhead` heads share.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `nhead` does not divide `d_model`, or
-    /// `dropout` is not from 0 to 1; errors of [`Linear::new`] and [`LayerNorm::new`].
+    /// [`ErrorKind::InvalidArgument`](warpline::ErrorKind::InvalidArgument) if `d_model` is 0, `nhead` does not divide
+    /// it, or `dropout` is not from 0 to 1; errors of [`Linear::new`] and [`LayerNorm::new`].
     #[track_caller]
     pub fn new(
         d_model: usize,

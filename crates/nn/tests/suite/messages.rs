@@ -27,6 +27,8 @@ fn modules_fail_under_their_own_names() -> Result<()> {
     everywhere(|at| {
         let (x, wide) = (ones([2, 3], at)?, ones([2, 2, 4], at)?);
         refused("PReLU", PReLU::new(PReLUOptions::from(at).num_parameters(2))?.forward(&x));
+        let text = refused("MultiheadAttention", MultiheadAttention::new(0, 1, at));
+        assert!(text.contains("width must be at least 1"), "{text}");
         let attention = MultiheadAttention::new(4, 2, at)?;
         let narrow = ones([2, 2, 3], at)?;
         refused("MultiheadAttention", attention.forward(&narrow, &narrow, &narrow, ()));
