@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+use image as _; // `images` reads files with this crate
 use warpline::data::{DataLoader, Dataset, DistributedSampler};
 use warpline::{Tensor, cuda};
 use warpline_nn::{Module, save_file};
