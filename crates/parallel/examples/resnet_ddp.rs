@@ -21,6 +21,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
+#[allow(unused_imports)] // the module `images` uses this crate
+use image::GenericImageView as _;
 use warpline::data::{DataLoader, Dataset, DistributedSampler};
 use warpline::{Tensor, cuda};
 use warpline_nn::{Module, save_file};
