@@ -21,8 +21,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
-#[allow(unused_imports)] // the module `images` uses this crate
-use image::GenericImageView as _;
+use image as _; // for the module `images`
 use warpline::data::{DataLoader, Dataset, DistributedSampler};
 use warpline::{Tensor, cuda};
 use warpline_nn::{Module, save_file};

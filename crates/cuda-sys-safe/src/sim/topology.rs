@@ -35,9 +35,9 @@ pub struct Link {
 /// let between = Link { latency: 10.0, bandwidth: 25.0 };
 /// let topology = Topology { machines: 8, between, ..Topology::default() };
 /// let sim = SimConfig { topology, ..SimConfig::new(64) }.build(); // eight devices on each machine
-/// // The adapters of a machine have 200 GB/s together, so they limit the bandwidth.
-/// let micros = topology.all_reduce_time(64, 8, 64_000_000);
-/// assert!((micros - (2.0 * (56.0 * 2.0 + 7.0 * 10.0) + 2.0 * 63.0 / 64.0 * 64_000_000.0 / 200e3)).abs() < 1e-9);
+/// // A tree: 14 steps within machines, 6 between them. The adapters of a machine have 200 GB/s together, so they limit
+/// // the bandwidth.
+/// assert_eq!(topology.all_reduce_time(64, 8, 64_000_000), 14.0 * 2.0 + 6.0 * 10.0 + 128_000_000.0 / 200e3);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Topology {
@@ -173,8 +173,8 @@ mod tests {
     fn an_all_reduce_is_the_faster_of_ring_and_tree() {
         // One machine: 2 × 7 steps of 1 µs, and 1.75 MB at 100 GB/s.
         assert_eq!(SLOW.all_reduce_time(8, 1, 1_000_000), 14.0 + 17.5);
-        // Four adapters of 20 GB/s. Ring: 12 and 2 steps, 1.75 MB. Tree: 6 and 2 steps, 2 MB.
-        assert_eq!(SLOW.all_reduce_time(8, 2, 1_000_000), 32.0 + 1_750_000.0 / 80e3);
+        // Four adapters of 20 GB/s. Ring: 12 and 2 steps, 14 MB of 8 MB. Tree: 6 and 2 steps, 16 B of 8 B.
+        assert_eq!(SLOW.all_reduce_time(8, 2, 8_000_000), 32.0 + 14_000_000.0 / 80e3);
         assert_eq!(SLOW.all_reduce_time(8, 2, 8), 26.0 + 16.0 / 80e3);
         assert_eq!(SLOW.all_reduce_time(1, 1, 1_000_000), 0.0);
     }
