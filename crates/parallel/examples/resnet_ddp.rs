@@ -6,7 +6,8 @@
 //!     --backend nccl --data FOLDER --depth 50 --dtype bf16
 //! ```
 //!
-//! Without `--backend nccl`, the ranks train on CPUs. Without `--data`, the images are random numbers.
+//! Without `--backend nccl`, the ranks train on CPUs. Without `--data`, the images are random numbers; with it,
+//! `image::open` reads the files.
 
 #[allow(dead_code)] // this program does not evaluate
 #[path = "../../nn/examples/resnet/images.rs"]
@@ -21,7 +22,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Parser;
-use image as _; // for the module `images`
 use warpline::data::{DataLoader, Dataset, DistributedSampler};
 use warpline::{Tensor, cuda};
 use warpline_nn::{Module, save_file};
