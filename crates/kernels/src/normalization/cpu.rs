@@ -73,7 +73,7 @@ fn sum(range: Range<usize>, f: impl Fn(usize) -> f64) -> f64 {
     sums[0]
 }
 
-/// Returns the mean of a row, and what the mean lacks because it is rounded. For `f32` and halves, that is 0.
+/// Returns the mean of a row, and the number to add to correct its rounding error: 0 for `f32` and halves.
 ///
 /// # Safety
 /// The operand has these elements, and no thread writes them meanwhile.
